@@ -1,4 +1,4 @@
-"""Who may take part, on which terms, and what the cloud knows of each edge; pure."""
+"""Who may take part, on which terms, and what the cloud knows of each edge and its restarts; pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.messages import Hello, Refuse
 from common.noise.law import NoiseLaw
@@ -24,6 +25,7 @@ _REMEMBERED = 16  # processes of one edge that were replaced
 _NO_MORE = 2**63  # above the number of any hello
 _ROUNDING = 1e-3  # share by which float32 may lengthen a gradient
 _EARLIER_RUNS = 100  # of the same name: an edge that claims more releases than they can have is not believed
+_MOST_STARTS = 10_000  # of one edge that are kept; beyond, every release counts as a separate epoch
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
@@ -105,7 +107,7 @@ class Terms:
     steps: int = 1  # E: a message is the mean of E noised gradients
     local_rate: float = 0.0  # ρ_local between them
     devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
-    caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
+    caps: Sequence[int] = ()  # R_k, cycled over k; none: all edges keep one pace
 
     def cap(self, index: int) -> float:
         """Return how many gradients of edge k the run takes."""
@@ -133,10 +135,10 @@ class Terms:
         γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose. A mean of E
         independent draws has v/E.
         """
-        for parameter in describe_law(law.name).parameters:
+        for parameter in describe_law(law.name).options:
             value, bound = law.parameters[parameter.name], self.limits.get(parameter.limit)
             if bound is not None and parameter.passes(value, bound):
-                most = "at most" if parameter.reading.larger_is_noisier else "at least"
+                most = "at most" if parameter.range.larger_is_noisier else "at least"
                 raise BelowFloorError(
                     f"{parameter.name} = {value}: must be {most} {bound}, this run's privacy.{parameter.limit}"
                 )
@@ -178,9 +180,9 @@ class Terms:
     def moment_limit(self) -> float:
         """v of the run's own law at the limits of its parameters; infinite where one of them has none."""
         law = describe_law(self.noise)
-        if not law.parameters or any(key not in self.limits for key in law.limits):
+        if not law.options or any(key not in self.limits for key in law.limits):
             return math.inf
-        noisiest = law.make({parameter.name: self.limits[parameter.limit] for parameter in law.parameters})
+        noisiest = law.make({parameter.name: self.limits[parameter.limit] for parameter in law.options})
         return noisiest.relative_second_moment(self.noised_dimension)
 
 
@@ -348,3 +350,51 @@ def _try_schedule(server: CloudServer, moment: float) -> None:
         server.begin(max(moment, server.moment))
     elif moment > server.moment:
         server.schedule.with_moment(moment, server.t)
+
+
+@dataclass(slots=True)
+class EdgeRestarts:
+    """The starts of one edge id."""
+
+    nonce: str  # of the process that was heard last
+    begins: set[int]  # sequences that its processes found debited when they first said hello
+    known: int = 0  # the highest sequence that a hello has named
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The starts of all welcomed edges; under shuffled sampling each begins a new epoch, which costs privacy."""
+
+    edges: dict[EdgeId, EdgeRestarts] = field(default_factory=dict)
+
+    def welcomed(self, hello: Hello) -> None:
+        """Note a hello that was welcomed; a new nonce is a new process, with a new shuffle."""
+        edge = self.edges.setdefault(hello.edge_id, EdgeRestarts(hello.nonce, {hello.last_sequence}))
+        if hello.nonce != edge.nonce:
+            edge.nonce = hello.nonce
+            if len(edge.begins) <= _MOST_STARTS:
+                edge.begins.add(hello.last_sequence)
+        edge.known = max(edge.known, hello.last_sequence)
+
+    def known(self, edge_id: EdgeId) -> int:
+        """Return the highest sequence that the edge says it has debited."""
+        return self.edges[edge_id].known if edge_id in self.edges else 0
+
+    def earlier(self, edge_id: EdgeId) -> int:
+        """Return how many releases there were before this cloud first heard of the edge."""
+        return min(self.edges[edge_id].begins) if edge_id in self.edges else 0
+
+    def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
+        """Return an upper bound of what the edge's ledger has charged for its messages.
+
+        The starts before the first hello are unknown, so each release before it counts as a separate epoch.
+        """
+        edge = self.edges.get(edge_id)
+        if not kind.mechanism.sampler.by_epoch or edge is None:
+            return kind.charges(messages)
+        steps = kind.mechanism.steps
+        begins = sorted(begin for begin in edge.begins if begin < messages)
+        if not begins or len(edge.begins) > _MOST_STARTS:
+            return messages * steps
+        ends = [*begins[1:], messages]
+        return begins[0] * steps + sum(map(kind.charges_between, begins, ends))

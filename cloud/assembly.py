@@ -8,12 +8,18 @@ from functools import lru_cache, partial
 import numpy as np
 
 from cloud.admission import BelowFloorError, Terms
-from cloud.algorithm import Algorithm, PublicNumbers
+from cloud.algorithm import (
+    Algorithm,
+    PublicNumbers,
+    WithWeights,
+    averaged,
+    effective_multiplier,
+    noise_weights,
+)
 from cloud.server import CloudServer
-from cloud.wrappers import WithWeights, averaged, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
 from common.models.model import Model, feature_length
-from common.noise.law import TAIL_NATS, NoiseLaw
+from common.noise.law import TAIL_NATS
 from common.noise.registry import noise_law
 from common.problem import Problem
 from common.quantities import Vector
@@ -61,7 +67,7 @@ def settled(scenario: Scenario, model: Model) -> Scenario:
     They are part of the scenario from then on, so records, a cloud that is brought back and a replay have them.
     """
     made = algorithm_for(scenario)
-    settle = getattr(made, "settled", None)  # a class of one's own need not have it
+    settle = getattr(made, "settled", None)  # a user's class need not have it
     if settle is None or not scenario.private:
         return scenario
     filled = settle(public_numbers(scenario, model))
@@ -89,27 +95,25 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     laws = [scenario.law(k) for k in range(scenario.workers)]
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
     multipliers = [2 * math.sqrt(moment / dimension / scenario.work.releases()) for moment in moments]
-    releases = shares(scenario)
+    releases = _shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)
     return PublicNumbers(scenario.batch_size, scenario.updates, z, feature_length(model), scenario.model.name)
 
 
-def shares(scenario: Scenario) -> tuple[int, ...]:
+def _shares(scenario: Scenario) -> tuple[int, ...]:
     """Return R_k of every edge, or 1 for each where all have an equal share of the updates."""
     return tuple(scenario.privacy.cap(k) or 1 for k in range(scenario.workers))
 
 
 def weights_of(scenario: Scenario) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return w_k and v_k of every edge. Only ratios of v_k count, so those of one coordinate will do."""
-    given = scenario.privacy.given
-    variances = _variances(
-        scenario.privacy.noise, tuple((k, tuple(v)) for k, v in given.items()), scenario.workers
-    )
-    return noise_weights(variances, shares(scenario)), variances
+    given = tuple((key, tuple(values)) for key, values in scenario.privacy.given.items())
+    variances = _variances(scenario.privacy.noise, given, scenario.workers)
+    return noise_weights(variances, _shares(scenario)), variances
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # every hello asks
 def _variances(
     noise: str, given: tuple[tuple[str, tuple[float, ...]], ...], workers: int
 ) -> tuple[float, ...]:
@@ -117,22 +121,17 @@ def _variances(
     return tuple(noise_law(noise, parameters).relative_second_moment(1) for parameters in laws)
 
 
-def weighted(algorithm: Algorithm, scenario: Scenario) -> Algorithm:
-    """Return the algorithm with the weights that a scenario asks for."""
-    return WithWeights(algorithm, *weights_of(scenario)) if scenario.weighted else algorithm
-
-
 def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:
     """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
     table = scenario.algorithm
-    made = averaged(
-        weighted(algorithm_for(scenario), scenario), table.average, table.average_decay, table.average_from
-    )
+    made = algorithm_for(scenario)
+    if scenario.weighted:
+        made = WithWeights(made, *weights_of(scenario))
+    made = averaged(made, table.average, table.average_decay, table.average_from)
     begun = made.begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:
         raise ConfigurationError(
-            f"algorithm.name = {scenario.algorithm.name!r}: is private, so ΔS = {begun.sensitivity} must be"
-            " greater than 0"
+            f"algorithm.name = {table.name!r}: is private, so ΔS = {begun.sensitivity} must be greater than 0"
         )
     return begun
 
@@ -153,16 +152,13 @@ def own_moment(scenario: Scenario, model: Model) -> float:
 def check_own_edges(scenario: Scenario, model: Model) -> None:
     """Raise ConfigurationError where a limit of the run refuses one of the scenario's own edges."""
     terms = terms_for(scenario, model, edges_at_least=1)
-    borne: set[NoiseLaw] = set()
-    for k in range(scenario.workers):
-        law = scenario.law(k)
-        if law is None or law in borne:
-            continue
+    first = {scenario.law(k): k for k in reversed(range(scenario.workers))}  # edge with this law
+    for law, k in sorted(first.items(), key=lambda item: item[1]):
         try:
-            terms.moment(law)
+            if law is not None:
+                terms.moment(law)
         except BelowFloorError as error:
             raise ConfigurationError(f"edge-{k} is refused (epsilon-floor): {error}") from error
-        borne.add(law)
 
 
 def first_model(model: Model, streams: CounterStreams) -> Vector:

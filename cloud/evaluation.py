@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,24 +21,20 @@ from common.transport.channel import Loop
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """The model's metrics on public test data; without any, no number."""
+    """The model's metrics on public test data."""
 
     model: Model
-    features: Features | None  # None: there is no test data
-    targets: Targets | None
+    features: Features
+    targets: Targets
     regularization: float  # λ
 
     @classmethod
     def of(
-        cls, model: Model, test: Samples | None, regularization: float, cache: FeatureCache | None = None
+        cls, model: Model, test: Samples, regularization: float, cache: FeatureCache | None = None
     ) -> Evaluator:
-        if test is None:
-            return cls(model, None, None, regularization)
         return cls(model, features_of(model, test, cache), model.targets(test.labels), regularization)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
-        if self.features is None or self.targets is None:
-            return Evaluation(updates, stage, dict.fromkeys(self.model.metrics, math.nan))
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is evaluated too
             found = self.model.evaluate(x, self.features, self.targets)
             values = check_values(self.model.metrics, found, self.model.name)
@@ -66,41 +61,25 @@ class Evaluations:
 
     def evaluate_in_time(self, due: EvaluationDue) -> None:
         """Evaluate unless too many models wait for it; the last one is evaluated at the end in any case."""
-        if self.evaluator is None:
-            return
         if len(self.dues) * due.model.nbytes < _WAITING_MODELS:
             self.evaluate(due)
-            return
-        self._left_out += 1
-        if self._left_out == 1:
-            self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
+        elif self.evaluator is not None:
+            self._left_out += 1
+            if self._left_out == 1:
+                self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
 
     def evaluate(self, due: EvaluationDue) -> None:
         """Evaluate, however many wait."""
-        evaluator = self.evaluator
-        if evaluator is None:
-            return
-        self.dues.append(due)
+        if self.evaluator is not None:
+            self.dues.append(due)
+            future = self.executor.submit(self.evaluator.evaluate, due.model, due.updates, due.stage)
+            future.add_done_callback(lambda done: self.loop.post(partial(self._evaluated, done, due)))
 
-        def work() -> None:
-            try:
-                evaluation = evaluator.evaluate(due.model, due.updates, due.stage)
-            except BaseException as error:  # the executor's future would keep it to itself
-                self.loop.post(partial(_fail, error))
-            else:
-                self.loop.post(lambda: self._evaluated(evaluation, due))
-
-        self.executor.submit(work)
-
-    def _evaluated(self, evaluation: Evaluation, due: EvaluationDue) -> None:
+    def _evaluated(self, done: Future[Evaluation], due: EvaluationDue) -> None:
+        """Take a result; the error of an evaluation is raised here, in the loop's thread, and ends the cloud."""
         self.dues = [other for other in self.dues if other is not due]
-        self.take(evaluation)
+        self.take(done.result())
 
     def shutdown(self, *, wait: bool) -> None:
-        """Begin no more."""
+        """Begin no further evaluation."""
         self.executor.shutdown(wait=wait)
-
-
-def _fail(error: BaseException) -> None:
-    """Raise in the loop's thread an error of another thread, so that the cloud ends with it."""
-    raise error

@@ -34,82 +34,71 @@ def _histogram(name: str, text: str) -> Family:
     return Family(f"mapa_cloud_{name}", MetricKind.HISTOGRAM, text)
 
 
-RUN_INFO = Family("mapa_cloud_run_info", MetricKind.GAUGE, "1, with the run's name.", "run", most=1)
-UPDATES = _counter("updates", "Updates on record: gradients applied to the model.")
-ITERATIONS = _gauge("iterations", "T, the updates after which the run ends.")
-VERSION = _gauge("model_version", "t, the version of the model that edges are sent now.")
-STALE = _histogram("staleness", "Staleness of the applied gradients, in updates: t minus version read.")
-REPLY = _histogram(
-    "reply_seconds", "Seconds from a message's arrival to the model that answers it, within this process."
-)
-REFUSED = _counter("refusals", "Gradients refused, by reason.", "reason", REFUSALS)
-REFUSED_HELLOS = _counter("hello_refusals", "Hellos refused, by reason.", "reason", HELLO_REFUSALS)
 _DROPPED = "Messages dropped because they break the protocol, came late or too often, by kind."
-DROPS = _counter("dropped_messages", _DROPPED, "kind", DROPPED)
-SENSITIVITY = _gauge("sensitivity", "Sensitivity ΔS that models are sent with.")
-RATE = _gauge("learning_rate", "Learning rate γ of the next update.")
-STAGE = _gauge("stage", "Stage s; 1 for an algorithm without stages.")
 _EDGES = "Edges by state: present, away (lost or silent, may come back), left on purpose."
-EDGES = _gauge("edges", _EDGES, "state", STATES)
-EXPECTED = _gauge("edges_expected", "K, the shards of the run.")
-CONNECTED = _gauge("connected", "1 while the broker is connected, else 0.")
-RECONNECTS = _counter("reconnects", "Connections to the broker that were lost and had to be made anew.")
-HALTED = _gauge("halted", "1 once the run has ended, else 0.")
-LAST_UPDATE = _gauge(
-    "last_update_timestamp_seconds", "Unix time of the last update that this process applied."
-)
-READ_AT = _gauge("read_timestamp_seconds", "Unix time when these values were read.")
-LOG = _gauge("log_bytes", "Bytes of the gradient log since the last checkpoint: what a resume must read.")
-LOG_AT = _gauge("log_timestamp_seconds", "Unix time of the last write to the gradient log.")
-CHECKPOINT = _gauge(
-    "checkpoint_timestamp_seconds", "Unix time of the last checkpoint that this process wrote."
-)
-EVALUATION = _gauge("evaluation", "Metrics of the last evaluation, on test data, by metric.", "metric")
-EVALUATED = _gauge("evaluation_updates", "Updates that the last evaluated model had had.")
-
+_REPLY = "Seconds from a message's arrival to the model that answers it, within this process."
 FAMILIES = (
-    *(RUN_INFO, UPDATES, ITERATIONS, VERSION, STALE, REPLY, REFUSED, REFUSED_HELLOS, DROPS),
-    *(SENSITIVITY, RATE, STAGE, EDGES, EXPECTED, CONNECTED, RECONNECTS, HALTED),
-    *(LAST_UPDATE, READ_AT, LOG, LOG_AT, CHECKPOINT, EVALUATION, EVALUATED),
+    Family("mapa_cloud_run_info", MetricKind.GAUGE, "1, with the run's name.", "run", most=1),
+    _counter("updates", "Updates on record: gradients applied to the model."),
+    _gauge("iterations", "T, the updates after which the run ends."),
+    _gauge("model_version", "t, the version of the model that edges are sent now."),
+    _histogram("staleness", "Staleness of the applied gradients, in updates: t minus version read."),
+    _histogram("reply_seconds", _REPLY),
+    _counter("refusals", "Gradients refused, by reason.", "reason", REFUSALS),
+    _counter("hello_refusals", "Hellos refused, by reason.", "reason", HELLO_REFUSALS),
+    _counter("dropped_messages", _DROPPED, "kind", DROPPED),
+    _gauge("sensitivity", "Sensitivity ΔS that models are sent with."),
+    _gauge("learning_rate", "Learning rate γ of the next update."),
+    _gauge("stage", "Stage s; 1 for an algorithm without stages."),
+    _gauge("edges", _EDGES, "state", STATES),
+    _gauge("edges_expected", "K, the shards of the run."),
+    _gauge("connected", "1 while the broker is connected, else 0."),
+    _counter("reconnects", "Connections to the broker that were lost and had to be made again."),
+    _gauge("halted", "1 once the run has ended, else 0."),
+    _gauge("last_update_timestamp_seconds", "Unix time of the last update that this process applied."),
+    _gauge("read_timestamp_seconds", "Unix time when these values were read."),
+    _gauge("log_bytes", "Bytes of the gradient log since the last checkpoint: what a resume must read."),
+    _gauge("log_timestamp_seconds", "Unix time of the last write to the gradient log."),
+    _gauge("checkpoint_timestamp_seconds", "Unix time of the last checkpoint that this process wrote."),
+    _gauge("evaluation", "Metrics of the last evaluation, on test data, by metric.", "metric"),
+    _gauge("evaluation_updates", "Updates that the last evaluated model had had."),
 )
+_BY_NAME = {family.name.removeprefix("mapa_cloud_").removesuffix("_total"): family for family in FAMILIES}
 
 
 def read_cloud(service: CloudService, clock: Callable[[], float] = time.time) -> Readings:
-    """Return the values of this moment, in the loop's thread."""
-    server, tally, now = service.server, service.tally, clock()
-    values: dict[Family, Reading] = {
-        RUN_INFO: {service.run: 1},
-        UPDATES: tally.updates,
-        ITERATIONS: server.terms.iterations,
-        VERSION: server.t,
-        STALE: _staleness(tally.staleness),
-        REFUSED: dict(tally.refused),
-        REFUSED_HELLOS: dict(service.traffic.refused_hellos),
-        DROPS: dict(service.dropped),
-        STAGE: server.stage,
-        EDGES: Counter(_state(account.present, account.left) for account in server.edges.values()),
-        EXPECTED: server.terms.edges,
-        CONNECTED: int(service.channel.connected),
-        RECONNECTS: service.traffic.lost_connections,
-        HALTED: int(service.halted is not None),
-        READ_AT: now,
+    """Return the values of this moment, in the loop's thread; what is not known is left out."""
+    server, tally, traffic, now = service.server, service.tally, service.traffic, clock()
+    values: dict[str, Reading | None] = {
+        "run_info": {service.run: 1},
+        "updates": tally.updates,
+        "iterations": server.terms.iterations,
+        "model_version": server.t,
+        "staleness": _staleness(tally.staleness),
+        "reply_seconds": None if traffic.replies is None else traffic.replies.copy(),
+        "refusals": dict(tally.refused),
+        "hello_refusals": dict(traffic.refused_hellos),
+        "dropped_messages": dict(traffic.dropped),
+        "stage": server.stage,
+        "edges": Counter(_state(account.present, account.left) for account in server.edges.values()),
+        "edges_expected": server.terms.edges,
+        "connected": int(service.channel.connected),
+        "reconnects": traffic.lost_connections,
+        "halted": int(service.halted is not None),
+        "read_timestamp_seconds": now,
+        **_schedule(service),
     }
-    if service.traffic.replies is not None:
-        values[REPLY] = service.traffic.replies.copy()
     if service.last_update is not None:
-        values[LAST_UPDATE] = now - (service.loop.now() - service.last_update)
-    if service.history is not None:
-        values[LOG] = service.history.log_bytes
-        if (written := service.history.log_written) is not None:
-            values[LOG_AT] = written
-        if service.history.checkpointed is not None:
-            values[CHECKPOINT] = service.history.checkpointed
-    values |= _schedule(service)
+        values["last_update_timestamp_seconds"] = now - (service.loop.now() - service.last_update)
+    if (history := service.history) is not None:
+        values["log_bytes"] = history.log_bytes
+        values["log_timestamp_seconds"] = history.log_written
+        values["checkpoint_timestamp_seconds"] = history.checkpointed
     if tally.evaluations:
         last = tally.evaluations[-1]
-        values[EVALUATION] = {metric.name: value for metric, value in last.values.items()}
-        values[EVALUATED] = last.updates
-    return {family: values[family] for family in FAMILIES if family in values}
+        values["evaluation"] = {metric.name: value for metric, value in last.values.items()}
+        values["evaluation_updates"] = last.updates
+    return {family: value for name, family in _BY_NAME.items() if (value := values.get(name)) is not None}
 
 
 def _state(present: bool, left: str) -> str:
@@ -123,17 +112,12 @@ def _staleness(counts: Counter[int]) -> Buckets:
     return buckets
 
 
-def _schedule(service: CloudService) -> dict[Family, Reading]:
+def _schedule(service: CloudService) -> dict[str, Reading | None]:
     """Return ΔS and γ; an algorithm that does not say one of them has none here."""
     schedule = service.server.schedule
     if schedule is None:
         return {}
-    stage = schedule.opened()
-    values: dict[Family, Reading] = {
-        SENSITIVITY: schedule.sensitivity if stage is None else stage.sensitivity
-    }
-    if stage is not None:
-        values[RATE] = stage.learning_rate
-    elif isinstance(schedule, StepSchedule):
-        values[RATE] = schedule.learning_rate(service.server.t)
-    return values
+    if (stage := schedule.opened()) is not None:
+        return {"sensitivity": stage.sensitivity, "learning_rate": stage.learning_rate}
+    rate = schedule.learning_rate(service.server.t) if isinstance(schedule, StepSchedule) else None
+    return {"sensitivity": schedule.sensitivity, "learning_rate": rate}

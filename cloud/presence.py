@@ -1,21 +1,58 @@
-"""One cloud per run: its retained presence and halt, and the question whether another cloud serves the run."""
+"""One cloud per run: its retained presence and halt, kept up against others, and the question who serves the run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from cloud.resend_queue import ResendQueue
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Halt, Presence
 from common.quantities import RunId
-from common.transport.channel import Channel, Loop
-from common.wire.codec import decode_halt, decode_presence, encode_halt, encode_presence
+from common.transport.channel import Channel, Loop, Timer
+from common.wire.codec import decode_halt, decode_presence, encode
 from common.wire.topics import clouds_topic, halt_topic, presence_topic
 
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _RESTORE = 0.25  # seconds until presence and halt are retained again, however many messages call for it
+_RETRY = 0.1  # seconds between two tries to publish
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class ResendQueue(Generic[_T]):
+    """Messages that wait, by topic; an older one of the same topic is of no use to its reader."""
+
+    loop: Loop
+    publish: Callable[[str, _T], bool]  # whether the channel took it
+    ready: Callable[[], bool] = lambda: True  # whether a try can succeed now
+    waiting: dict[str, _T] = field(default_factory=dict)
+    _timer: Timer | None = None
+
+    def send(self, topic: str, message: _T) -> None:
+        """Publish now, or as soon as the channel takes it."""
+        if self.publish(topic, message):
+            self.forget(topic)
+        else:
+            self.add(topic, message)
+
+    def add(self, topic: str, message: _T) -> None:
+        """Publish later, in place of what waits for the topic."""
+        self.waiting[topic] = message
+        if self._timer is None:
+            self._timer = self.loop.call_later(_RETRY, self._retry)
+
+    def forget(self, topic: str) -> None:
+        self.waiting.pop(topic, None)
+
+    def _retry(self) -> None:
+        self._timer = None
+        if self.waiting and not self.ready():
+            self._timer = self.loop.call_later(_RETRY, self._retry)
+            return
+        for topic, message in list(self.waiting.items()):
+            self.send(topic, message)
 
 
 @dataclass(slots=True)
@@ -84,11 +121,11 @@ class CloudPresence:
         return bool(self._queue.waiting)
 
     def _encoded(self, *, online: bool) -> bytes:
-        return encode_presence(Presence(online, self.nonce, self.incarnation, over=self.over))
+        return encode(Presence(online, self.nonce, self.incarnation, over=self.over))
 
     @property
     def _encoded_halt(self) -> bytes:
-        return b"" if self.halt is None else encode_halt(self.halt)
+        return b"" if self.halt is None else encode(self.halt)
 
     def _retain_halt(self) -> None:
         self._queue.send(halt_topic(self.run), self._encoded_halt)
@@ -153,7 +190,7 @@ class Inquiry:
     """Asks, before a cloud announces itself, whether another one serves the run.
 
     A retained online presence may be left over from a cloud whose end the broker has not noticed; an answer is not.
-    Of clouds that start together the one whose question the broker takes first goes on: all of them get the questions
+    Of clouds that start together the one whose question the broker takes first continues: all of them get the questions
     in the broker's order, and the last question is retained until a cloud has announced itself.
     """
 
@@ -170,7 +207,7 @@ class Inquiry:
     def begin(self) -> None:
         self.channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
         self.channel.subscribe(clouds_topic(self.run), self.on_word, qos=1, retained=True)
-        question = encode_presence(Presence(False, self.nonce, self.incarnation))
+        question = encode(Presence(False, self.nonce, self.incarnation))
         self.channel.publish(clouds_topic(self.run), question, qos=1, retain=True)
 
     def ask(self, loop: Loop, say: Callable[[str], None]) -> None:
@@ -220,5 +257,5 @@ class Inquiry:
         elif not self.asked:
             self.earlier = True
         elif not self.earlier and not self.answered:  # it comes after us, and no other cloud serves the run
-            answer = encode_presence(Presence(True, self.nonce, self.incarnation))
+            answer = encode(Presence(True, self.nonce, self.incarnation))
             self.channel.publish(clouds_topic(self.run), answer, qos=1)

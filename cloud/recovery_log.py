@@ -10,36 +10,28 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
 
-from cloud.peers import Restarts
 from cloud.server import CloudServer, Judged, JudgedGradient, JudgedHello, JudgedLeave
 from common.errors import ConfigurationError, LocalProtocolError, RecordsError, RemoteProtocolError
-from common.messages import Effect, Event, GradientRefused, Welcome
+from common.messages import Effect, Event
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, LogWriter
-from common.wire.codec import decode_hello, decode_leave, encode_leave
+from common.wire.codec import decode_hello, decode_leave, encode
 from common.wire.v1 import HEADER_BYTES
 
 EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
-_SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
+_SHARE = 50  # checkpoints take at most 1/50 of the time, unless twice EVERY_BYTES wait
 USED_UP = ("cap", "future", "no-such-model", "sensitivity", "norm")  # refusals that use up a sequence
 _NO_EDGE = EdgeId("")
 _REASON = 64  # bytes of a halt's reason, at most
 
 
-def no_fault(point: str) -> None:
-    """Go on. Tests put a fault at a point instead."""
-
-
 class History:
     """Writes the log and the checkpoints of one run."""
-
-    at: Callable[[str], None] = staticmethod(no_fault)
 
     def __init__(
         self,
@@ -52,13 +44,13 @@ class History:
         say: Callable[[str], None] = print,
     ) -> None:
         self.run, self.keep, self.power = run, keep, power
-        self.checkpoints = Checkpoints(run, power, lambda point: self.at(point))
-        self.state: Callable[[], dict[str, Any]] = _no_state  # what a checkpoint is to hold, at this moment
+        self.checkpoints = Checkpoints(run, power)
+        self.checkpointed: float | None = None  # Unix time of the last checkpoint
+        self._state: Callable[[], dict[str, Any]] = dict  # what a checkpoint is to hold, at this moment
         self._log: LogWriter | None = None
         self._head = (incarnation, dimension)
         self._say = say
         self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
-        self.checkpointed: float | None = None  # Unix time of the last checkpoint
         self._stuck = False  # the algorithm's state fits into no checkpoint
         self._finished = False  # the records are written: later arrivals are not logged
 
@@ -83,12 +75,14 @@ class History:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin a new run: its first checkpoint, then its first segment."""
+    def begin(self, state: Callable[[], dict[str, Any]]) -> None:
+        """Begin a new run: its first checkpoint, then its first segment. `state` gives what a checkpoint holds."""
+        self._state = state
         self._begin_segment(1)
 
-    def resume(self, reader: LogReader, checkpoint: int) -> None:
-        """Go on behind what was read: cut the torn tail, write a checkpoint, begin a segment of this process."""
+    def resume(self, reader: LogReader, checkpoint: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Continue behind what was read: cut the torn tail, write a checkpoint, begin a segment of this process."""
+        self._state = state
         if reader.torn is not None:
             reader.torn.cut()
         last = max((int(path.stem) for path in reader.segments), default=checkpoint - 1)
@@ -112,13 +106,11 @@ class History:
 
     def _begin_segment(self, number: int) -> None:
         began = time.thread_time()
-        self.checkpoints.write(number, self.state())
-        self.at("renamed")
+        self.checkpoints.write(number, self._state())
         if self._log is None:
             self._log = LogWriter(self.run, *self._head, number, power=self.power)
         else:
             self._log.next_segment()
-        self.at("segment")
         self.checkpoints.prune(keep_first=self.keep)
         if not self.keep:
             self._log.remove_before(self.checkpoints.oldest_needed())
@@ -130,7 +122,7 @@ class History:
         """End with the run: a last checkpoint stays, and the log where it is kept."""
         log, self._finished = self.log, True
         try:
-            self.checkpoints.write(log.segment + 1, self.state())
+            self.checkpoints.write(log.segment + 1, self._state())
             log.close()
             self.checkpoints.prune(keep_first=self.keep)
         except (RecordsError, ConfigurationError) as error:  # the run is over, and its records are there
@@ -155,15 +147,15 @@ class History:
         """Log an event unless it changes nothing; between the server's `judge` and `commit`."""
         if not judged.changes:
             return
+        kind = _kind_of(judged)
         match judged:
-            case JudgedGradient(arrived=arrived, is_new=is_new):
-                kind = Kind.GRADIENT if is_new else Kind.REPEAT
-                body = payload if is_new else payload[:HEADER_BYTES]
-                self._append(kind, server, seconds, body, arrived.edge_id)
-            case JudgedHello(hello=hello):
-                self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
-            case JudgedLeave(leave=leave):
-                self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
+            case JudgedGradient(arrived=event):
+                body = payload if kind is Kind.GRADIENT else payload[:HEADER_BYTES]
+            case JudgedHello(hello=event):
+                body = payload
+            case JudgedLeave(leave=event):
+                body = encode(event)
+        self._append(kind, server, seconds, body, event.edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""
@@ -180,69 +172,52 @@ class History:
         if self._finished:
             return
         self.log.append(Entry(kind, server.t, seconds, edge_id, body))
-        self.at("logged")
 
 
-def _no_state() -> dict[str, Any]:
-    raise LocalProtocolError("history without a state to write")
+def _kind_of(judged: Judged) -> Kind:
+    """Return what record an event has that changes something."""
+    match judged:
+        case JudgedGradient():
+            return Kind.GRADIENT if judged.is_new else Kind.REPEAT
+        case JudgedHello():
+            return Kind.HELLO
+        case JudgedLeave():
+            return Kind.LEAVE
+        case _:
+            assert_never(judged)
 
 
-@dataclass(slots=True)
-class Replayer:
-    """Takes the entries of a log through a CloudServer again; nothing is sent. Serves resume and verification."""
+def take_again(entry: Entry, server: CloudServer) -> tuple[Event | None, list[Effect]]:
+    """Take an entry of a log through a server again, to resume or to verify; nothing is sent.
 
-    server: CloudServer
-    restarts: Restarts = field(default_factory=Restarts)
+    Return its event, if it is of one, and its effects; raise LogDamagedError if no cloud can have logged it here.
+    """
+    try:
+        if entry.t != server.t:
+            raise ValueError(f"the cloud was at t = {server.t}: a record is missing, doubled or misplaced")
+        if entry.kind is Kind.BEGIN:
+            if entry.body or server.schedule is not None:
+                raise ValueError("a beginning after the beginning")
+            return None, server.begin_with_those_here()
+        if entry.kind is Kind.HALT:
+            if server.halted is not None or not 0 < len(entry.body) <= _REASON:
+                raise ValueError("a halt after the halt, or without a reason")
+            return None, server.halt(entry.body.decode("ascii"))
+        event = _event_of(entry, server.model.size)
+        judged = server.judge(event)
+        if not judged.changes or _kind_of(judged) is not entry.kind:
+            raise ValueError(f"a {entry.kind.name} of {entry.edge_id} that no cloud would have logged")
+        return event, server.commit(judged)
+    except (RemoteProtocolError, ValueError) as error:
+        raise LogDamagedError(f"log record of t = {entry.t}: {error}") from error
 
-    def take(self, entry: Entry) -> tuple[Event | None, list[Effect]]:
-        """Return the event of an entry, if it is of one, and its effects.
 
-        Raise LogDamagedError if no cloud can have logged it after the entries before.
-        """
-        try:
-            if entry.t != self.server.t:
-                raise ValueError(
-                    f"the cloud was at t = {self.server.t}: a record is missing, doubled or misplaced"
-                )
-            return self._take(entry)
-        except (RemoteProtocolError, ValueError) as error:
-            raise LogDamagedError(f"log record of t = {entry.t}: {error}") from error
-
-    def _take(self, entry: Entry) -> tuple[Event | None, list[Effect]]:
-        server, kind = self.server, entry.kind
-        event: Event
-        match kind:
-            case Kind.GRADIENT | Kind.REPEAT:
-                event = entry.arrived
-                expected = server.model.size if kind is Kind.GRADIENT else 0
-                if event.gradient.size != expected:
-                    raise ValueError(f"{event.gradient.size} numbers, N = {expected}")
-                effects = server.receive(event)
-                refused = next((one.reason for one in effects if isinstance(one, GradientRefused)), "new")
-                new = refused in ("new", *USED_UP, "full")
-                if new is not (kind is Kind.GRADIENT):
-                    raise ValueError(
-                        f"a {kind.name} of {event.edge_id}, {event.sequence}, which is {refused}"
-                    )
-            case Kind.HELLO:
-                event = decode_hello(entry.edge_id, entry.body)
-                effects = server.receive(event)
-                if not any(isinstance(effect, Welcome) for effect in effects):
-                    raise ValueError(f"a hello of {entry.edge_id} that no cloud would have welcomed")
-                self.restarts.welcomed(entry.edge_id, event.nonce, event.last_sequence)
-            case Kind.LEAVE:
-                event = decode_leave(entry.edge_id, entry.body)
-                effects = server.receive(event)
-                if not effects:
-                    raise ValueError(f"a leave of {entry.edge_id}, which was not there")
-            case Kind.BEGIN:
-                if entry.body or server.schedule is not None:
-                    raise ValueError("a beginning after the beginning")
-                return None, server.begin_with_those_here()
-            case Kind.HALT:
-                if server.halted is not None or not 0 < len(entry.body) <= _REASON:
-                    raise ValueError("a halt after the halt, or without a reason")
-                return None, server.halt(entry.body.decode("ascii"))
-            case _:
-                assert_never(kind)
-        return event, effects
+def _event_of(entry: Entry, dimension: int) -> Event:
+    if entry.kind is Kind.HELLO:
+        return decode_hello(entry.edge_id, entry.body)
+    if entry.kind is Kind.LEAVE:
+        return decode_leave(entry.edge_id, entry.body)
+    arrived, expected = entry.arrived, dimension if entry.kind is Kind.GRADIENT else 0
+    if arrived.gradient.size != expected:
+        raise ValueError(f"{arrived.gradient.size} numbers, N = {expected}")
+    return arrived

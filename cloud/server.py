@@ -14,37 +14,22 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, ShardIndices, Terms, judge_hello
+from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
-from common.messages import (
-    EdgeGone,
-    EdgeJoined,
-    Effect,
-    EvaluationDue,
-    Event,
-    GradientApplied,
-    GradientArrived,
-    GradientRefused,
-    Halt,
-    Hello,
-    Leave,
-    Refuse,
-    SendModel,
-    StageOpened,
-    Welcome,
-)
+from common import messages
+from common.messages import Effect, Event, GradientArrived, GradientRefused, Halt, Hello, Leave, SendModel
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
+def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> messages.StageOpened | None:
     """Return the record of the stage that opens before update t; None: the algorithm has no stages."""
     stage = schedule.opened()
     if stage is None:
         return None
-    return StageOpened(
+    return messages.StageOpened(
         stage=stage.index,
         t=t,
         sensitivity=stage.sensitivity,
@@ -59,10 +44,10 @@ def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened 
 
 def edge_joined(
     index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
-) -> EdgeJoined:
+) -> messages.EdgeJoined:
     """Return the record of an edge that takes part from update t on."""
     parameters = {} if law is None else law.parameters
-    return EdgeJoined(
+    return messages.EdgeJoined(
         edge=index,
         edge_id=edge_id,
         t=t,
@@ -90,7 +75,7 @@ class JudgedHello(NamedTuple):
     """What a hello is answered with; None: with nothing, since it is late or comes twice."""
 
     hello: Hello
-    answer: Admitted | Refuse | None
+    answer: Admitted | messages.Refuse | None
 
     @property
     def changes(self) -> bool:
@@ -126,6 +111,7 @@ class CloudServer:
     stage: int = 1  # s of the last stage opened
     moment: float = 0.0  # v, relative noise variance: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
+    restarts: Restarts = field(default_factory=Restarts)  # of the processes behind edge ids
     longest: float = 0.0  # ‖x‖ of the models sent, at most
     indices: ShardIndices = field(init=False)  # which of them an edge id holds
 
@@ -237,7 +223,8 @@ class CloudServer:
         account.index = index
         account.moment, account.law, account.reach = moment, law, self.terms.reach(law)
         account.spoken_for_by(hello)
-        yield Welcome(
+        self.restarts.welcomed(hello)
+        yield messages.Welcome(
             edge_id=hello.edge_id,
             index=account.index,
             edges=self.terms.edges,
@@ -273,7 +260,7 @@ class CloudServer:
         self.schedule = self.begin(self.moment)
         yield from self._stage_opened(reopened=False)
         if self.terms.evaluate_every:
-            yield EvaluationDue(0, self.stage, self.result)
+            yield messages.EvaluationDue(0, self.stage, self.result)
         for waiting in self.edges.values():
             yield self._send(waiting)
 
@@ -283,7 +270,7 @@ class CloudServer:
             return
         account.present = False
         account.left = leave.reason if leave.on_purpose else ""
-        yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
+        yield messages.EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         if len(self.edges) >= self.terms.edges and self.spent() == "gone":
             yield from self.halt(self.spent_reason)
 
@@ -336,7 +323,9 @@ class CloudServer:
             effects.append(self.halted)
         elif account is None or refusal in ("incarnation", "sequence"):
             effects.append(
-                Refuse(arrived.edge_id, "stranger", "send a hello first", incarnation=self.incarnation)
+                messages.Refuse(
+                    arrived.edge_id, "stranger", "send a hello first", incarnation=self.incarnation
+                )
             )
         elif self.schedule is not None:
             effects.append(self._send(account))
@@ -385,7 +374,7 @@ class CloudServer:
         account.applied += 1
         self.t = t + 1
         effects: list[Effect] = [
-            GradientApplied(
+            messages.GradientApplied(
                 account.index,
                 arrived.edge_id,
                 arrived.sequence,
@@ -397,7 +386,7 @@ class CloudServer:
             )
         ]
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
-            effects.append(EvaluationDue(t, self.stage, following.result(self.model)))
+            effects.append(messages.EvaluationDue(t, self.stage, following.result(self.model)))
         if t >= self.terms.iterations:
             # the last model is never sent, so no edge would notice that it is not finite
             effects += self.halt("finished" if is_finite(self.model) else "diverged")
@@ -430,7 +419,7 @@ class CloudServer:
             self.incarnation,
         )
 
-    def _stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:
+    def _stage_opened(self, *, reopened: bool) -> Iterator[messages.StageOpened]:
         schedule = self.schedule
         assert schedule is not None
         self.stage = schedule.stage

@@ -7,45 +7,21 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from typing import assert_never
 
 from cloud.evaluation import Evaluations, Evaluator
-from cloud.peers import Allowance, Peers, Restarts
-from cloud.presence import CloudPresence
+from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
-from cloud.resend_queue import ResendQueue
-from cloud.server import CloudServer, Judged, JudgedGradient
+from cloud.server import CloudServer, Judged
+from common import messages
 from common.errors import RemoteProtocolError
-from common.messages import (
-    EdgeGone,
-    EdgeJoined,
-    Effect,
-    EvaluationDue,
-    GradientApplied,
-    GradientRefused,
-    Halt,
-    Hello,
-    Leave,
-    Refuse,
-    SendModel,
-    StageOpened,
-    Welcome,
-)
+from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
 from common.quantities import EdgeId, RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets
 from common.transport.channel import UNREAD, Channel, Loop, RetainedMessageError
-from common.wire.codec import (
-    decode_gradient,
-    decode_hello,
-    decode_leave,
-    encode_model,
-    encode_refuse,
-    encode_welcome,
-    new_nonce,
-)
+from common.wire import codec
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
 from common.wire.v1 import HEADER_BYTES
 
@@ -53,10 +29,84 @@ _RECORD_EVERY = 0.25  # seconds between two batches of records
 _WARNINGS = 50  # lines for the operator about messages, of which any client may send any number
 _RETURN = 10  # times silent_after that an edge may be away from a run whose budgets are spent
 _SLOWEST = 10  # times `gather` that edges may take to come one after the other
+_AT_ONCE = 16  # answers to one edge in a row
+_OFTEN = 4  # times the rate at which an honest edge asks again: the rate of answers in the long run
+_REMEMBERED = 4096  # edge ids that have asked lately
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",
     "sensitivity": "the model version that it names was sent with another ΔS",
 }
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Limits answers to messages that bring the training no further: hellos, and repeated gradients.
+
+    Each is answered by a whole model, so one edge that repeats itself could keep the cloud busy. What is dropped
+    counts as lost on the way: an honest edge asks again after `resend_after`, and is answered then.
+    """
+
+    resend_after: float  # seconds after which an honest edge asks again, at the earliest
+    _until: dict[EdgeId, float] = field(default_factory=dict)  # when an edge will have all its answers back
+
+    def grant(self, edge_id: EdgeId, now: float) -> bool:
+        """Return whether an edge may be answered now, and charge it."""
+        step = self.resend_after / _OFTEN
+        until = max(self._until.get(edge_id, now), now)
+        if until + step > now + _AT_ONCE * step:
+            return False
+        if len(self._until) >= _REMEMBERED:
+            self._until = {known: end for known, end in self._until.items() if end > now}
+        if len(self._until) < _REMEMBERED or edge_id in self._until:
+            self._until[edge_id] = until + step
+        return True
+
+
+@dataclass(slots=True)
+class Peer:
+    """The process that speaks for one edge id."""
+
+    nonce: str  # of its process
+    seen: float  # when it last said anything
+    model_topic: str
+    sent: float = 0.0  # when a model was last sent to it
+    turnarounds: int = 0
+    turnaround_sum: float = 0.0  # seconds from a model's sending to the gradient's arrival
+    left: bool = False  # it has said that it goes: another process of this id is no duplicate
+
+
+class Peers(dict[EdgeId, Peer]):
+    """One peer for each edge that was welcomed, so never more than the run has shards.
+
+    A refused hello makes none and replaces none: a client that poses as an edge must not make the cloud deaf to that
+    edge's own leave.
+    """
+
+    def welcomed(self, edge_id: EdgeId, nonce: str, now: float, model_topic: str) -> None:
+        """Note a welcomed hello; a process that left hands its round trips on to the next."""
+        known = self.get(edge_id)
+        if known is not None and known.nonce == nonce:
+            known.seen = now
+            return
+        self[edge_id] = peer = Peer(nonce, now, model_topic)
+        if known is not None and known.left:
+            peer.turnarounds, peer.turnaround_sum = known.turnarounds, known.turnaround_sum
+
+    def heard(self, edge_id: EdgeId, now: float) -> None:
+        """Note a gradient, and the round trip that it ends."""
+        peer = self.get(edge_id)
+        if peer is not None:
+            peer.seen = now
+            if peer.sent:
+                peer.turnarounds += 1
+                peer.turnaround_sum += now - peer.sent
+                peer.sent = 0.0
+
+    def leaves(self, edge_id: EdgeId, nonce: str) -> None:
+        """Note that a process leaves on purpose."""
+        known = self.get(edge_id)
+        if known is not None and known.nonce == nonce:
+            known.left = True
 
 
 @dataclass(slots=True)
@@ -69,23 +119,13 @@ class Traffic:
     replies: Buckets | None = None  # seconds from a message to the model that answers it; None: not measured
 
 
-class Warnings:
-    """Lines for the operator, as many as a person reads; any client can cause any number of them."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._count = say, 0
-
-    def __call__(self, text: str) -> None:
-        self._count += 1
-        if self._count <= _WARNINGS:
-            self._say(text)
-        if self._count == _WARNINGS:
-            self._say("further messages of this kind are not shown")
-
-
 @dataclass(slots=True)
 class CloudService:
-    """One run's cloud on a channel. Everything but evaluation happens in the loop's thread."""
+    """One run's cloud on a channel. Everything but evaluation happens in the loop's thread.
+
+    A message is judged, logged and committed; each effect is then noted, which a resumed cloud repeats from the log,
+    and sent, which it does not.
+    """
 
     run: RunId
     scenario: Scenario
@@ -101,54 +141,45 @@ class CloudService:
     nonce: InitVar[str | None] = None  # of this process
     traffic: Traffic = field(default_factory=Traffic)
     peers: Peers = field(default_factory=Peers)
-    restarts: Restarts = field(default_factory=Restarts)
-    revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
-    _held: list[tuple[list[Effect], float]] = field(default_factory=list)  # until the log is on disk
-    _told: int = 0  # edges that the operator was last told to be here
-    _idle: float = 0.0  # seconds without an edge that could train
     presence: CloudPresence = field(init=False)
     evaluations: Evaluations = field(init=False)
-    allowance: Allowance = field(init=False)
     models: ResendQueue[SendModel] = field(init=False)  # that the channel has not taken
-    _warn: Warnings = field(init=False)
+    _allowance: Allowance = field(init=False)
+    _held: list[tuple[list[Effect], float]] = field(default_factory=list)  # until the log is on disk
+    _warned: int = 0
+    _told: int = 0  # edges that the operator was last told to be here
+    _idle: float = 0.0  # seconds without an edge that could train
 
     def __post_init__(self, evaluator: Evaluator | None, nonce: str | None) -> None:
-        self._warn = Warnings(lambda text: self.say(text))
+        own, incarnation = nonce or codec.new_nonce(), self.server.incarnation
         self.presence = CloudPresence(
-            self.run,
-            nonce or new_nonce(),
-            self.server.incarnation,
-            self.loop,
-            self.channel,
-            self._warn,
-            self.dropped,
+            self.run, own, incarnation, self.loop, self.channel, self._warn, self.dropped
         )
-        self.allowance = Allowance(self.scenario.testbed.resend_after)
-        self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, lambda text: self.say(text))
+        self._allowance = Allowance(self.scenario.testbed.resend_after)
+        self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, self.say)
         self.models = ResendQueue(self.loop, self._publish_model, lambda: self.channel.connected)
 
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribe and announce.
-
-        Where the service goes on with a run, `resume_service` has come before.
-        """
-        if not self.revived:
+        """Subscribe and announce; the log, if there is one, has begun or was resumed."""
+        if self.history is None:
             self.records.began = self.loop.now()
-        subscribe = self.channel.subscribe
-        subscribe(every_edge(self.run, EdgeTopic.GRADIENT), self.on_gradient)
-        subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
-        subscribe(every_edge(self.run, EdgeTopic.LEAVE), self.on_leave, qos=1)
-        subscribe(every_edge(self.run, EdgeTopic.WILL), self.on_leave, qos=1)
+        for leaf, callback, qos in (
+            (EdgeTopic.GRADIENT, self.on_gradient, 0),
+            (EdgeTopic.HELLO, self.on_hello, 1),
+            (EdgeTopic.LEAVE, self.on_leave, 1),
+            (EdgeTopic.WILL, self.on_leave, 1),
+        ):
+            self.channel.subscribe(every_edge(self.run, leaf), callback, qos=qos)
         self.presence.begin()
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
     def go_on(self) -> None:
-        """Take up what a revived run waits for: those who gather, or the records of an end that came before."""
+        """Continue a resumed run: wait for edges that gather, or tell of an end that came before."""
         if self.gather is not None and self.server.schedule is None and self.server.edges:
             here = len(self.server.edges)
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
@@ -160,10 +191,10 @@ class CloudService:
         now = self.loop.now()
         if self.history is not None:
             self.history.halt(self.server, reason, now - self.records.began)
-        self.answer(self.server.halt(reason), now)
+        self._answer(self.server.halt(reason), now)
 
     @property
-    def halted(self) -> Halt | None:
+    def halted(self) -> messages.Halt | None:
         return self.presence.halt
 
     @property
@@ -188,86 +219,53 @@ class CloudService:
             self.dropped["packet"] += 1
             self.presence.restore()  # its topic is unknown: it may have replaced either
 
+    def _warn(self, text: str) -> None:
+        """Tell the operator of a message; any client can cause any number of them."""
+        self._warned += 1
+        if self._warned <= _WARNINGS:
+            self.say(text)
+        if self._warned == _WARNINGS:
+            self.say("further messages of this kind are not shown")
+
     # -- messages -------------------------------------------------------------------------------------
 
     def on_gradient(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
-            arrived = decode_gradient(edge_id, payload, self.server.model.size)
+            arrived = codec.decode_gradient(edge_id, payload, self.server.model.size)
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
             raise
-        judged, now, history = self.server.judge_gradient(arrived), self.loop.now(), self.history
-        if not judged.is_new and not self._may_be_answered(edge_id, now):
-            return
-        if history is None:
-            self.take_gradient(judged, now)
-        else:
-            history.event(self.server, judged, payload, now - self.records.began)
-            self.take_gradient(judged, now)
-            history.at("replied")
-
-    def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
-        """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""
-        granted = self.allowance.grant(edge_id, now)
-        if not granted:
-            self.dropped["too-often"] += 1
-            if (peer := self.peers.get(edge_id)) is not None:
-                peer.seen = now
-        return granted
-
-    def take_gradient(self, judged: JudgedGradient, now: float) -> None:
-        """Commit a gradient that came from the network or from the log, and answer it."""
-        peer = self.peers.get(judged.arrived.edge_id)
-        if peer is not None:
-            peer.seen = now
-            if peer.sent:
-                peer.turnarounds += 1
-                peer.turnaround_sum += now - peer.sent
-                peer.sent = 0.0
-        self.answer(self.server.commit(judged), now)
+        judged, now = self.server.judge_gradient(arrived), self.loop.now()
+        if judged.is_new or self._may_be_answered(edge_id, now):
+            self.peers.heard(edge_id, now)
+            self._answer(self._take(judged, payload, now), now)
 
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
-            hello = decode_hello(edge_id, payload)
+            hello = codec.decode_hello(edge_id, payload)
         except RemoteProtocolError:
             self.dropped["hello"] += 1
             raise
         now = self.loop.now()
         if not self._may_be_answered(edge_id, now):
             return
-        judged = self.server.judge(hello)
-        if self.history is not None:
-            self.history.event(self.server, judged, payload, now - self.records.began)
-        self.take_hello(hello, judged, now)
-
-    def take_hello(self, hello: Hello, judged: Judged, now: float) -> None:
-        """Commit a hello that came from the network or from the log, and answer it."""
-        edge_id, before = hello.edge_id, len(self.server.edges)
-        effects = self.server.commit(judged)
+        before = len(self.server.edges)
+        effects = self._take(self.server.judge(hello), payload, now)
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # late, repeated, or for another incarnation of the run
-        self.answer(effects, now)
-        if any(isinstance(effect, Welcome) for effect in effects):  # as the log has it: a replay counts alike
-            self.restarts.welcomed(edge_id, hello.nonce, hello.last_sequence)
+        self._answer(effects, now)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             # a machine that takes long to start one edge takes as long to start the next
             slowness = min(now - self.records.began, _SLOWEST * self.gather)
             self.loop.call_later(max(self.gather, slowness), partial(self._begin_unless_more_came, here))
 
-    def _begin_unless_more_came(self, edges: int) -> None:
-        server, now = self.server, self.loop.now()
-        if len(server.edges) == edges and server.schedule is None and server.halted is None:
-            if self.history is not None:
-                self.history.begins(server, now - self.records.began)
-            self.answer(server.begin_with_those_here(), now)
-
     def on_leave(self, topic: str, payload: bytes) -> None:
         try:
             address = parse_edge_topic(topic)
-            leave = decode_leave(address.edge_id, payload)
+            leave = codec.decode_leave(address.edge_id, payload)
         except RemoteProtocolError:
             self.dropped["leave"] += 1
             raise
@@ -279,26 +277,42 @@ class CloudService:
         now = self.loop.now()
         if leave.on_purpose:
             self.peers.leaves(leave.edge_id, leave.nonce)
-        judged = self.server.judge(leave)
+        self._answer(self._take(self.server.judge(leave), b"", now), now)
+
+    def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
+        """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""
+        granted = self._allowance.grant(edge_id, now)
+        if not granted:
+            self.dropped["too-often"] += 1
+            if (peer := self.peers.get(edge_id)) is not None:
+                peer.seen = now
+        return granted
+
+    def _take(self, judged: Judged, payload: bytes, now: float) -> list[Effect]:
+        """Log an event unless it changes nothing, then commit it."""
         if self.history is not None:
-            self.history.event(self.server, judged, b"", now - self.records.began)
-        self.answer(self.server.commit(judged), now)
+            self.history.event(self.server, judged, payload, now - self.records.began)
+        return self.server.commit(judged)
+
+    def _begin_unless_more_came(self, edges: int) -> None:
+        server, now = self.server, self.loop.now()
+        if len(server.edges) == edges and server.schedule is None and server.halted is None:
+            if self.history is not None:
+                self.history.begins(server, now - self.records.began)
+            self._answer(server.begin_with_those_here(), now)
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def answer(self, effects: list[Effect], now: float) -> None:
+    def _answer(self, effects: list[Effect], now: float) -> None:
         """Perform the effects of an event of time `now`; with durability = "power" after the log is on disk.
 
         Then all that one turn of the loop brings waits for one sync.
         """
-        history = self.history
-        if history is not None:
-            history.at("applied")
-            if history.power:
-                if not self._held:
-                    self.loop.post(self.release)
-                self._held.append((effects, now))
-                return
+        if self.history is not None and self.history.power:
+            if not self._held:
+                self.loop.post(self.release)
+            self._held.append((effects, now))
+            return
         for effect in effects:
             self._perform(effect, now)
 
@@ -312,35 +326,48 @@ class CloudService:
                 self._perform(effect, now)
 
     def _perform(self, effect: Effect, now: float) -> None:
+        if type(effect) is not GradientApplied:  # of which there are most: nothing of it is sent
+            self._send(effect, now)
+        self.note(effect, now)
+
+    def note(self, effect: Effect, now: float) -> None:
+        """Count and record an effect of an event of time `now`; nothing is sent."""
         match effect:
-            case SendModel():
-                peer = self.peers.get(effect.edge_id)
-                if peer is not None:
-                    peer.sent = now
-                    self._send_model(peer.model_topic, effect)
-                    if self.traffic.replies is not None:
-                        self.traffic.replies.observe(self.loop.now() - now)
             case GradientApplied():
+                self.records.facts.append((now, effect))
                 self.last_update = now
                 if self.first_update is None:
                     self.first_update = now
-                self.records.facts.append((now, effect))
-            case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
-                self.records.facts.append((now, effect))
-                if isinstance(effect, GradientRefused) and effect.reason in _SUSPECT:
-                    self._warn(
-                        f"{effect.edge_id}: gradient {effect.sequence} refused: {_SUSPECT[effect.reason]}"
-                    )
-            case EvaluationDue():
+            case SendModel():
+                if (peer := self.peers.get(effect.edge_id)) is not None:
+                    peer.sent = now
+            case messages.EvaluationDue():
                 self.evaluations.evaluate_in_time(effect)
             case Welcome():
-                self._welcome(effect, now)
-            case Refuse():
-                self._refuse(effect)
-            case Halt():
-                self._on_halt(effect)
+                topic = edge_topic(self.run, effect.edge_id, EdgeTopic.MODEL)
+                self.peers.welcomed(effect.edge_id, effect.nonce, now, topic)
+            case messages.Refuse() | messages.Halt():
+                pass
             case _:
-                assert_never(effect)
+                self.records.facts.append((now, effect))
+
+    def _send(self, effect: Effect, now: float) -> None:
+        """Send what an effect says to its edge, or to all, and warn the operator where it is due."""
+        match effect:
+            case SendModel():
+                if (peer := self.peers.get(effect.edge_id)) is not None:
+                    self._send_model(peer.model_topic, effect)
+                    if self.traffic.replies is not None:
+                        self.traffic.replies.observe(self.loop.now() - now)
+            case Welcome():
+                self._welcome(effect, now)
+            case messages.Refuse():
+                self._refuse(effect)
+            case messages.Halt():
+                self._on_halt(effect)
+            case GradientRefused() if effect.reason in _SUSPECT:
+                why = _SUSPECT[effect.reason]
+                self._warn(f"{effect.edge_id}: gradient {effect.sequence} refused: {why}")
 
     def _send_model(self, topic: str, effect: SendModel) -> None:
         if self._publish_model(topic, effect):
@@ -355,33 +382,31 @@ class CloudService:
         self.models.add(topic, effect)
 
     def _publish_model(self, topic: str, effect: SendModel) -> bool:
-        return self.channel.publish(topic, encode_model(effect))
+        return self.channel.publish(topic, codec.encode_model(effect))
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
-        edge_id = welcome.edge_id
-        model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
-        former = self.peers.welcomed(edge_id, welcome.nonce, now, model_topic)
-        if former is not None and now - former.seen < self.scenario.testbed.silent_after:
+        edge_id, former = welcome.edge_id, self.peers.get(welcome.edge_id)
+        replaces = former is not None and not former.left and former.nonce != welcome.nonce
+        if former is not None and replaces and now - former.seen < self.scenario.testbed.silent_after:
             self._warn(f"{edge_id}: duplicate process for this edge id")
         scenario, seed = self.scenario.for_edge(welcome.index), self.scenario.seed
-        payload = encode_welcome(replace(welcome, scenario=scenario, seed=seed))
+        payload = codec.encode(replace(welcome, scenario=scenario, seed=seed))
         self.channel.publish(edge_topic(self.run, edge_id, EdgeTopic.WELCOME), payload, qos=1)
 
-    def _refuse(self, refuse: Refuse) -> None:
+    def _refuse(self, refuse: messages.Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
-        if refuse.nonce is not None:
-            self.traffic.refused_hellos[refuse.reason] += 1
         # without acknowledgement: an edge that hears nothing asks again, and a flood must not fill the halt's queue
-        self.channel.publish(topic, encode_refuse(refuse))
-        if refuse.nonce is not None and refuse.reason not in ("halted", "incarnation"):
-            self._warn(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
+        self.channel.publish(topic, codec.encode(refuse))
+        if refuse.nonce is not None:  # it answers a hello
+            self.traffic.refused_hellos[refuse.reason] += 1
+            if refuse.reason not in ("halted", "incarnation"):
+                self._warn(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
 
-    def _on_halt(self, halt: Halt) -> None:
-        if self.halted is not None:
-            return  # the halt is retained, and a hello is refused
-        self.presence.tell_halt(halt)
-        self.models.waiting.clear()
-        self._stop_when_evaluated()
+    def _on_halt(self, halt: messages.Halt) -> None:
+        if self.halted is None:  # else the halt is retained, and a hello is refused
+            self.presence.tell_halt(halt)
+            self.models.waiting.clear()
+            self._stop_when_evaluated()
 
     # -- off the hot path -----------------------------------------------------------------------------
 
@@ -393,17 +418,18 @@ class CloudService:
     def _stop_when_evaluated(self) -> None:
         """After the halt: evaluate x_{T+1} unless that is done, then end the loop."""
         evaluations, server, halt = self.evaluations, self.server, self.halted
-        if evaluations.dues:
+        if evaluations.dues or halt is None:
             return
-        if evaluations.evaluator is not None and not self.records.is_evaluated(server.updates):
-            evaluations.evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
-            return
-        if halt is not None:
-            last = self.tally.evaluations[-1] if evaluations.evaluator is not None else None
-            if halt.reason == "finished" and last is not None and not math.isfinite(last["loss"]):
+        if evaluations.evaluator is not None:
+            if not self.records.is_evaluated(server.updates):
+                evaluations.evaluate(
+                    messages.EvaluationDue(server.updates, server.stage, server.result.copy())
+                )
+                return
+            if halt.reason == "finished" and not math.isfinite(self.tally.evaluations[-1]["loss"]):
                 halt = replace(halt, reason="diverged")  # x is finite, and useless
                 self.presence.tell_halt(halt)
-            self.records.halted(halt.updates, halt.reason, self.loop.now())
+        self.records.halted(halt.updates, halt.reason, self.loop.now())
         self.presence.leave()
         evaluations.shutdown(wait=False)
         self.loop.stop()
@@ -423,7 +449,7 @@ class CloudService:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
     def _tell_who_is_here(self) -> None:
-        """Return how many of the edges that the first update waits for can train, where that has changed."""
+        """Say how many of the edges that the first update waits for can train, where that has changed."""
         ready, awaited = self.server.ready, self.server.terms.edges_at_least
         if ready != self._told and self.server.schedule is None and self.halted is None:
             self._told = ready
@@ -432,24 +458,21 @@ class CloudService:
             )
 
     def _look_for_silence(self) -> None:
-        """Report edges that have been silent for too long."""
-        silent_after = self.scenario.testbed.silent_after
-        for edge_id in self.peers.silent_since(self.loop.now() - silent_after):
-            self._leave(Leave(edge_id, "silent", self.peers[edge_id].nonce))
-        self._mind_budgets(silent_after / 2)
-        if self.halted is None:
-            self.loop.call_later(silent_after / 2, self._look_for_silence)
+        """Report edges that have been silent for too long, and end a run that waits for none.
 
-    def _mind_budgets(self, passed: float) -> None:
-        """End a run whose budgets are spent once no edge comes that could continue it.
-
-        New edges, while shards are free, get silent_after for it; edges that are away ten times as long, and the
-        longest absence of their emulated devices.
+        Where budgets are spent, new edges get silent_after while shards are free; edges that are away ten times as
+        long, and the longest absence of their emulated devices.
         """
+        patience = self.scenario.testbed.silent_after
+        passed, latest = patience / 2, self.loop.now() - patience
+        for edge_id, peer in list(self.peers.items()):
+            if peer.seen <= latest:
+                self._leave(Leave(edge_id, "silent", peer.nonce))
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
-        patience = self.scenario.testbed.silent_after
         if spent == "away":
             patience = _RETURN * patience + self.scenario.longest_absence
         if spent and self._idle > patience:
             self.halt(self.server.spent_reason)
+        if self.halted is None:
+            self.loop.call_later(passed, self._look_for_silence)

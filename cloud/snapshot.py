@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from cloud.admission import EdgeAccount, SentModels
-from cloud.algorithm import Algorithm
+from cloud.algorithm import Algorithm, WithAverage, WithWeights
 from cloud.server import CloudServer
 from cloud.stages import Stage
-from cloud.wrappers import WithAverage, WithWeights
 from common.errors import ConfigurationError
 from common.messages import Halt
 from common.noise.law import NoiseLaw
@@ -86,7 +85,7 @@ class ValueCodec:
                 return self._classes[plain["type"]][plain["name"]]  # type: ignore[index]  # an Enum
             case "made":
                 cls = self._classes[plain["type"]]
-                made: Any = object.__new__(cls)  # exactly the fields: nothing is computed anew
+                made: Any = object.__new__(cls)  # exactly the fields: nothing is computed again
                 for name, field in plain["fields"].items():
                     object.__setattr__(made, name, self.value(field))
                 return made
@@ -108,47 +107,42 @@ def law_from(plain: Mapping[str, Any] | None) -> NoiseLaw | None:
     return None if plain is None else noise_law(plain["name"], plain["parameters"])
 
 
+_COUNTS = ("incarnation", "t", "tau_seen", "stage", "moment", "longest")  # of a server, as they are
+
+
 def server_state(server: CloudServer, made: type[Algorithm]) -> dict[str, Any]:
-    """Return all of a server that its scenario does not say."""
+    """Return all of a server that its scenario does not say; `made` is the class of its algorithm."""
     halted = server.halted
     return {
-        "incarnation": server.incarnation,
-        "t": server.t,
-        "tau_seen": server.tau_seen,
-        "stage": server.stage,
-        "moment": server.moment,
-        "longest": server.longest,
+        **{name: getattr(server, name) for name in _COUNTS},
         "edges_at_least": server.terms.edges_at_least,
         "halted": None if halted is None else [halted.reason, halted.updates],
         "model": server.model,
-        "schedule": ValueCodec(made).plain(server.schedule, "state"),
+        "schedule": ValueCodec(made).plain(server.schedule),
         "edges": [_account(account) for account in server.edges.values()],
     }
 
 
 def restore_server(server: CloudServer, state: Mapping[str, Any], made: type[Algorithm]) -> None:
     """Bring a server that was made for the same scenario to a state."""
-    model = state["model"]
+    model, halted = state["model"], state["halted"]
     if model.shape != server.model.shape or model.dtype != server.model.dtype:
         raise ConfigurationError(
             f"checkpoint: x has shape {model.shape}, the scenario's {server.model.shape}"
         )
-    server.incarnation = state["incarnation"]
-    server.t, server.tau_seen, server.stage = state["t"], state["tau_seen"], state["stage"]
-    server.moment, server.longest = state["moment"], state["longest"]
+    for name in _COUNTS:
+        setattr(server, name, state[name])
     server.terms = replace(server.terms, edges_at_least=state["edges_at_least"])
-    halted = state["halted"]
     server.halted = None if halted is None else Halt(halted[0], halted[1], server.incarnation)
     server.model = model
     server.schedule = ValueCodec(made).value(state["schedule"])
-    accounts = [_account_from(one, server) for one in state["edges"]]
-    server.take_accounts(accounts)
+    server.take_accounts([_account_from(fields, server) for fields in state["edges"]])
 
 
 def _account(account: EdgeAccount) -> dict[str, Any]:
-    fields = [field.name for field in dataclasses.fields(account)]
+    names = [field.name for field in dataclasses.fields(account)]
     return {
-        **{name: getattr(account, name) for name in fields if name not in ("reach", "sent_models")},
+        **{name: getattr(account, name) for name in names if name not in ("reach", "sent_models")},
         "former": [list(pair) for pair in account.former.items()],
         "law": plain_law(account.law),
         "openings": account.sent_models.plain(),
@@ -156,8 +150,6 @@ def _account(account: EdgeAccount) -> dict[str, Any]:
 
 
 def _account_from(state: Mapping[str, Any], server: CloudServer) -> EdgeAccount:
-    law = law_from(state["law"])
-    kept = {name: value for name, value in state.items() if name != "openings"}
-    sent_models = SentModels.from_plain(state["openings"])
-    own = {"former": dict(state["former"]), "law": law, "sent_models": sent_models}
-    return EdgeAccount(**{**kept, **own, "reach": server.terms.reach(law)})
+    fields, law = dict(state), law_from(state["law"])
+    fields |= {"former": dict(state["former"]), "law": law, "reach": server.terms.reach(law)}
+    return EdgeAccount(sent_models=SentModels.from_plain(fields.pop("openings")), **fields)

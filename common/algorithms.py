@@ -10,14 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from common.errors import ConfigurationError, MapaError
-from common.options import Option, Value, options_of, resolved
-from common.own_code import given_object, import_named, is_dotted, names_in, require_allowed
+from common.errors import ConfigurationError
+from common.options import Value, options_of, resolved
+from common.own_code import Catalogue, Description, about
 
-_HOME = "cloud.algorithms"
 _KEY = "algorithm.name"
 _METHODS = ("begin", "apply", "with_moment", "opened", "result", "sensitivity_for")
 # Every record has held these two, whatever the algorithm. They are written and read so that digests last.
@@ -25,18 +23,14 @@ _UNSET: dict[str, Value | None] = {"rate": None, "rate_decay": "none"}
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmDescription:
+class AlgorithmDescription(Description):
     """What an algorithm says of itself."""
 
-    name: str
-    about: str
     private: bool  # whether its edges clip and noise
     centralised: bool  # one worker holds all data
     needs_constants: bool  # L, σ, R and f₀
     requires: tuple[str, ...]  # keys of [algorithm] that must be given
     clipping: str | None  # the only privacy.clipping that it works with
-    options: tuple[Option, ...]
-    made: type
 
     def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
         """Return the value of every option of its own; ConfigurationError for any other key.
@@ -61,39 +55,22 @@ class AlgorithmDescription:
 
     def make(self, values: Mapping[str, Value]) -> Any:
         """Return the algorithm with these options, before its first update."""
-        try:
-            return self.made(**values)
-        except MapaError:
-            raise
-        except Exception as error:  # another's class may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"{_KEY} = {self.name!r}: cannot be made ({reason})") from error
+        return self.make_of(values, _KEY)
 
 
-@cache
 def algorithm_names() -> tuple[str, ...]:
     """Return the names of those that come with mapa: one for each file."""
-    return names_in(_HOME)
+    return _ALGORITHMS.names
 
 
 def describe(name: str) -> AlgorithmDescription:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
-    given = given_object(name)  # never kept: a notebook may give another class of the same name
-    if given is not None:
-        return description_of(name, given)
-    if is_dotted(name):
-        require_allowed(name, _KEY)  # also where an earlier block has imported it
-    return _described(name)
+    return _ALGORITHMS.describe(name, _KEY)
 
 
-@cache
-def _described(name: str) -> AlgorithmDescription:
-    return description_of(name, import_named(name, _KEY, _HOME, "ALGORITHM", algorithm_names()))
-
-
-def description_of(name: str, made: Any) -> AlgorithmDescription:
+def description_of(name: str, made: Any, key: str = _KEY) -> AlgorithmDescription:
     """Check that a class has what the port asks for; above all that it says whether it is private."""
-    key = f"{_KEY} = {name!r}"
+    key = f"{key} = {name!r}"
     if not isinstance(made, type):
         raise ConfigurationError(f"{key}: not a class")
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
@@ -110,7 +87,7 @@ def description_of(name: str, made: Any) -> AlgorithmDescription:
         )
     return AlgorithmDescription(
         name=name,
-        about=(made.__doc__ or "").strip().partition("\n")[0],
+        about=about(made),
         private=private,
         centralised=bool(getattr(made, "centralised", False)),
         needs_constants=bool(getattr(made, "needs_constants", True)),
@@ -119,3 +96,6 @@ def description_of(name: str, made: Any) -> AlgorithmDescription:
         options=options_of(made, key),
         made=made,
     )
+
+
+_ALGORITHMS = Catalogue("cloud.algorithms", "ALGORITHM", description_of)

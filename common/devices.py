@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.randomness import CounterStreams, Purpose
 
 # A scenario, and with it a welcome, may say when an edge is there: these keep it from making an edge spin or vanish.
@@ -46,26 +46,24 @@ class Windows:
     period: float
 
     def __post_init__(self) -> None:
-        if not LEAST_SPAN <= self.period <= LONGEST_SPAN:
-            raise _wrong("period", self.period, f"from {LEAST_SPAN:g} to {LONGEST_SPAN:.0f} seconds")
+        given = LEAST_SPAN <= self.period <= LONGEST_SPAN
+        _require(given, "period", self.period, f"from {LEAST_SPAN:g} to {LONGEST_SPAN:.0f} seconds")
+        allowed = f"[start, end] of at least {LEAST_SPAN:g} s within 0 to {self.period:g}, the period"
         for start, end in self.windows:
-            if not (start >= 0 and end - start >= LEAST_SPAN * 0.999 and end <= self.period):
-                allowed = f"[start, end] of at least {LEAST_SPAN:g} s within 0 to {self.period:g}, the period"
-                raise _wrong("windows", [start, end], allowed)
+            within = start >= 0 and end - start >= LEAST_SPAN * 0.999 and end <= self.period
+            _require(within, "windows", [start, end], allowed)
         for (_, end), (start, _) in pairwise(self.windows):
-            if start - end < LEAST_SPAN * 0.999:
-                allowed = f"in order, each {LEAST_SPAN:g} s or more behind the one before"
-                raise _wrong("windows", start, allowed)
-        if self.longest_absence <= 0:
-            raise _wrong("windows", list(self.windows[0]), "shorter than the period: it leaves no time away")
+            allowed = f"in order, each {LEAST_SPAN:g} s or more behind the one before"
+            _require(start - end >= LEAST_SPAN * 0.999, "windows", start, allowed)
+        allowed = "shorter than the period: it leaves no time away"
+        _require(self.longest_absence > 0, "windows", list(self.windows[0]), allowed)
 
     @classmethod
     def daily(cls, period: float, share: float, phase: float) -> Windows:
         """There for a share of every period, from the phase (a share of the period, too) on."""
-        if not 0 < share < 1:
-            raise _wrong("share", share, "above 0 and below 1")
-        if not (math.isfinite(period) and min(share, 1 - share) * period >= LEAST_SPAN):
-            raise _wrong("period", period, f"so long that each part of it has {LEAST_SPAN:g} s or more")
+        _require(0 < share < 1, "share", share, "above 0 and below 1")
+        long = math.isfinite(period) and min(share, 1 - share) * period >= LEAST_SPAN
+        _require(long, "period", period, f"so long that each part of it has {LEAST_SPAN:g} s or more")
         start, end = phase * period, (phase + share) * period
         if end <= period:
             return cls(((start, end),), period)
@@ -174,8 +172,8 @@ def _joined(windows: list[Span]) -> list[Span]:
     return joined
 
 
-def _wrong(key: str, value: object, allowed: str) -> ConfigurationError:
-    return ConfigurationError(f"availability.{key} = {value}: must be {allowed}")
+def _require(condition: bool, key: str, value: object, allowed: str) -> None:
+    require(condition, f"availability.{key}", value, allowed)
 
 
 class JitterLaw(Enum):
@@ -216,17 +214,18 @@ class DeviceProfile:
         return self.slowdown * math.exp(self.jitter * float(generator.standard_normal()) - self.jitter**2 / 2)
 
 
-# Round figures for orientation, not measured: `mapa devices measure` makes a measured one (docs/devices.md).
+# Slowdown and jitter: round figures for orientation, not measured: `mapa devices measure` makes measured ones.
+_PRESETS = {
+    "workstation": (1.0, 0.0),
+    "laptop": (1.5, 0.1),
+    "phone": (4, 0.3),
+    "pi5": (4, 0.05),
+    "pi4": (8, 0.05),
+    "jetson-nano": (10, 0.05),
+}
 PRESETS: Mapping[str, DeviceProfile] = {
-    device.name: device
-    for device in (
-        DeviceProfile(name="workstation"),
-        DeviceProfile(name="laptop", slowdown=1.5, jitter=0.1),
-        DeviceProfile(name="phone", slowdown=4, jitter=0.3),
-        DeviceProfile(name="pi5", slowdown=4, jitter=0.05),
-        DeviceProfile(name="pi4", slowdown=8, jitter=0.05),
-        DeviceProfile(name="jetson-nano", slowdown=10, jitter=0.05),
-    )
+    name: DeviceProfile(name=name, slowdown=slowdown, jitter=jitter)
+    for name, (slowdown, jitter) in _PRESETS.items()
 }
 
 

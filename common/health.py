@@ -34,19 +34,12 @@ def beat(loop: Loop, healthy: Callable[[], bool], environ: Mapping[str, str] = o
     loop.call_later(0.0, look)
 
 
-def age(path: Path, now: float) -> float | None:
-    """Return the seconds since the last heartbeat; None: there was none."""
-    try:
-        return now - path.stat().st_mtime
-    except OSError:
-        return None
-
-
 def main(arguments: list[str]) -> int:
     """FILE MAX_AGE: return 0 where the last heartbeat is younger, else 1."""
     path, most = Path(arguments[0]), float(arguments[1])
-    seconds = age(path, time.time())
-    if seconds is None:
+    try:
+        seconds = time.time() - path.stat().st_mtime
+    except OSError:
         print("no heartbeat yet")
         return 1
     print(f"last heartbeat {seconds:.0f} s ago")

@@ -52,7 +52,7 @@ AWAY = "away"  # reason of a leave: the edge comes back by itself
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """An edge goes on purpose, by its last will (`lost`), or is long silent (`silent`).
+    """An edge leaves on purpose, by its last will (`lost`), or is long silent (`silent`).
 
     On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`, `away` (for a while).
     """
@@ -76,7 +76,7 @@ class Welcome:
     edge_id: EdgeId
     index: int  # k ≥ 0, and with it shard k
     edges: int  # K, the number of shards
-    last_sequence: int  # last sequence applied, at most the hello's; the edge goes on at its own + 1
+    last_sequence: int  # last sequence applied, at most the hello's; the edge continues at its own + 1
     scenario: Mapping[str, object] = field(default_factory=dict)
     seed: int | None = None  # only in seeded scenarios
     incarnation: int = 0  # of the run
@@ -130,7 +130,7 @@ class Presence:
     online: bool
     nonce: str
     incarnation: int = 0  # of the run that it serves
-    over: bool = False  # the run has ended, and the cloud goes on purpose
+    over: bool = False  # the run has ended, and the cloud leaves on purpose
 
 
 # Facts for the record. Their fields are the keys of events.jsonl.

@@ -27,6 +27,8 @@ class Range:
     at_most: float | None = None
     choices: tuple[str, ...] = ()
     only: tuple[str, str] | None = None  # key and value beside which the option means something
+    symbol: str = ""  # of a noise law's parameter, in tables and statements
+    larger_is_noisier: bool = False  # likewise: a run limits it by <name>_ceiling, otherwise by <name>_floor
 
     @property
     def words(self) -> str:
@@ -44,6 +46,15 @@ class Option:
     kind: str  # float, int, str or bool
     range: Range
     default: Value | None  # None: it must be given
+
+    @property
+    def limit(self) -> str:
+        """The key of [privacy] by which a run says how much noise it bears, of a noise law's parameter."""
+        return f"{self.name}_ceiling" if self.range.larger_is_noisier else f"{self.name}_floor"
+
+    def passes(self, value: float, limit: float) -> bool:
+        """Tell whether a value means more noise than the limit bears."""
+        return value > limit if self.range.larger_is_noisier else value < limit
 
     @property
     def words(self) -> str:
@@ -114,6 +125,8 @@ def options_of(made: type, key: str) -> tuple[Option, ...]:
         kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
         if kind not in _KINDS:
             raise ConfigurationError(f"{key}: option {field.name!r} must be one of {', '.join(_KINDS)}")
+        if missing and not field.compare:
+            raise ConfigurationError(f"{key}: option {field.name!r} is neutral, so it needs a default")
         default: Any = field.default
         found.append(Option(field.name, kind, limits, None if missing else default))
     return tuple(found)
@@ -138,10 +151,11 @@ def resolved(
     """Return the value of every option, checked; `whose` says in an error who needs one that is missing."""
     values: dict[str, Value] = {}
     for one in options:
+        key = f"{prefix}.{one.name}" if prefix else one.name
         if one.name in given:
-            values[one.name] = one.checked(f"{prefix}.{one.name}", given[one.name])
+            values[one.name] = one.checked(key, given[one.name])
         elif one.default is None:
-            raise ConfigurationError(f"{prefix}.{one.name}: needed with {whose}; must be {one.words}")
+            raise ConfigurationError(f"{key}: needed with {whose}; must be {one.words}")
         else:
             values[one.name] = one.default
     return values

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MapaError
+from common.options import Option
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 # of a table with several of them, the one that an object alone stands for comes last
@@ -204,22 +206,55 @@ def import_dotted(path: str, key: str) -> Any:
 
 def _imported(path: str, key: str) -> Any:
     module_name, _, attribute = path.partition(":")
-    try:
+    with asking(f"{key} = {path!r}: cannot import {module_name!r}"):
         module = importlib.import_module(module_name)
-    except Exception as error:  # a custom module may raise anything while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigurationError(f"{key} = {path!r}: cannot import {module_name!r} ({reason})") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigurationError(f"{key} = {path!r}: {module_name!r} has no {attribute!r}") from None
 
 
-D = TypeVar("D")
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Raise ConfigurationError for whatever code of the user's own raises; `what` says what it was asked for."""
+    try:
+        yield
+    except MapaError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a class that is found by name says of itself."""
+
+    name: str
+    about: str
+    options: tuple[Option, ...]
+    made: type[Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its options."""
+        return tuple(option.name for option in self.options)
+
+    def make_of(self, values: Mapping[str, Any], key: str) -> Any:
+        """Return an instance with these options, which are checked; `key` is the configuration key that names it."""
+        with asking(f"{key} = {self.name!r}: cannot be made"):
+            return self.made(**values)
+
+
+def about(made: type) -> str:
+    """Return the first line of a class's docstring."""
+    return (made.__doc__ or "").strip().partition("\n")[0]
+
+
+D = TypeVar("D", bound=Description)
 
 
 class Catalogue(Generic[D]):
-    """Classes of one kind by name, each described once: those of a package's files, and anybody's by dotted path."""
+    """Classes of one kind by name, each described once: those of a package's files, and others by dotted path."""
 
     def __init__(
         self, home: str, attribute: str, describe: Callable[[str, Any, str], D], besides: Collection[str] = ()

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,8 +33,7 @@ Ask = Callable[[ReleaseKind, Sequence[int], float], list[float | None]]
 
 def epsilons_apart(kind: ReleaseKind, charges: Sequence[int], delta: float) -> list[float | None]:
     """Return ε at δ of each number of charges, zero-out adjacency, by the quick methods; None: no finite one."""
-    answer = _ask({"kind": kind.fields(), "charges": list(charges), "delta": delta})
-    epsilons: list[float | None] = answer["epsilons"]
+    epsilons: list[float | None] = _ask(kind=kind.fields(), charges=list(charges), delta=delta)
     return epsilons
 
 
@@ -43,11 +41,11 @@ def epsilons_apart(kind: ReleaseKind, charges: Sequence[int], delta: float) -> l
 def max_charges_apart(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:
     """Return what common.accounting.budget.max_charges says, without importing it here."""
     before = [{"kind": each.kind.fields(), "charges": each.charges} for each in spent]
-    charges: int = _ask({"budget": asdict(budget), "kind": kind.fields(), "spent": before})["charges"]
+    charges: int = _ask(budget=asdict(budget), kind=kind.fields(), spent=before)
     return charges
 
 
-def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
+def _ask(**question: Any) -> Any:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "edge.accountant"],  # -P: not what lies in the caller's directory
@@ -61,10 +59,10 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
         raise MapaError(f"the privacy accountant gave no answer in {TIMEOUT:g} s") from error
     if done.returncode != 0:
         raise MapaError(f"the privacy accountant failed ({done.returncode})")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
     if "refused" in answer:
         raise ConfigurationError(answer["refused"])
-    return answer
+    return answer["found"]
 
 
 def main() -> None:
@@ -73,7 +71,7 @@ def main() -> None:
     for folder in question["code"]:  # an edge's operator allowed it: parts of one's own say what they cost
         add_code(Path(folder))
     try:
-        answer = _epsilons(question) if "charges" in question else _max_charges(question)
+        answer: dict[str, Any] = {"found": _found(question)}
     except ConfigurationError as error:
         answer = {"refused": str(error)}
     try:
@@ -82,31 +80,25 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _max_charges(question: Mapping[str, Any]) -> dict[str, Any]:
+def _found(question: Mapping[str, Any]) -> int | list[float | None]:
     from common.accounting.budget import max_charges
-
-    spent = tuple(Spent(ReleaseKind.of_fields(each["kind"]), each["charges"]) for each in question["spent"])
-    kind = ReleaseKind.of_fields(question["kind"])
-    return {"charges": max_charges(Budget(**question["budget"]), kind, spent)}
-
-
-def _epsilons(question: Mapping[str, Any]) -> dict[str, Any]:
     from common.accounting.total import total
 
     kind = ReleaseKind.of_fields(question["kind"])
-    spent = ([Spent(kind, charges)] for charges in question["charges"])
-    epsilons = [total(each, question["delta"], quick=True).epsilon for each in spent]
-    return {"epsilons": [epsilon if math.isfinite(epsilon) else None for epsilon in epsilons]}
+    if "charges" in question:
+        spent = ([Spent(kind, charges)] for charges in question["charges"])
+        epsilons = (total(each, question["delta"], quick=True).epsilon for each in spent)
+        return [epsilon if math.isfinite(epsilon) else None for epsilon in epsilons]
+    before = (Spent(ReleaseKind.of_fields(each["kind"]), each["charges"]) for each in question["spent"])
+    return max_charges(Budget(**question["budget"]), kind, tuple(before))
 
 
 @dataclass(slots=True)
 class _Curve:
-    """ε at some numbers of charges, which grow."""
+    """Numbers of charges, which grow, and ε of each."""
 
-    charges: list[int] = field(default_factory=lambda: [0])
-    epsilon: list[float | None] = field(default_factory=lambda: [0.0])
-    asking: bool = False
-    failed: bool = False
+    bounds: list[tuple[int, float]] = field(default_factory=lambda: [(0, 0.0)])
+    asking: bool = False  # for good, where no accountant is here: nothing is claimed
 
 
 class SpentCurves:
@@ -119,33 +111,25 @@ class SpentCurves:
 
     def epsilon(self, kind: ReleaseKind, charges: int, delta: float) -> float | None:
         """Return a bound on ε at δ of this many charges, ∞ if there is none; None: not known, or not yet."""
-        curve = self._curves.get((kind, delta))
-        if curve is None:
-            if len(self._curves) >= MOST_KINDS:
-                return None
-            curve = self._curves[kind, delta] = _Curve()
-        last = curve.charges[-1]
-        if not (curve.asking or curve.failed) and 2 * max(charges, 1) > last:
-            self._extend(curve, kind, delta, max(charges, last))
-        at = bisect_left(curve.charges, charges)
-        if at == len(curve.charges):
+        if (kind, delta) not in self._curves and len(self._curves) >= MOST_KINDS:
             return None
-        bound = curve.epsilon[at]
-        return math.inf if bound is None else bound
+        curve = self._curves.setdefault((kind, delta), _Curve())
+        last, _ = curve.bounds[-1]
+        if not curve.asking and 2 * max(charges, 1) > last:
+            self._extend(curve, kind, delta, max(charges, last))
+        return next((epsilon for known, epsilon in curve.bounds if known >= charges), None)
 
     def _extend(self, curve: _Curve, kind: ReleaseKind, delta: float, start: int) -> None:
-        marks = [mark for mark in _MARKS if start <= mark <= max(_FIRST, 4 * start)]
-        marks = [mark for mark in marks if mark > curve.charges[-1]]
+        last, _ = curve.bounds[-1]
+        marks = [mark for mark in _MARKS if start <= mark <= max(_FIRST, 4 * start) and mark > last]
         curve.asking = True
 
         def work() -> None:
             try:
-                epsilons = self._ask(kind, marks, delta)
+                epsilons = [math.inf if e is None else e for e in self._ask(kind, marks, delta)]
             except MapaError:
-                curve.failed = True  # no accountant here: nothing is claimed
-            else:
-                # ε first: a reader in another thread looks for charges, then for their ε
-                curve.epsilon, curve.charges = [*curve.epsilon, *epsilons], [*curve.charges, *marks]
+                return
+            curve.bounds = [*curve.bounds, *zip(marks, epsilons, strict=True)]
             curve.asking = False
 
         self._start(work)

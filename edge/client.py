@@ -14,50 +14,12 @@ from common.quantities import EdgeId, RunId, is_finite
 from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
-from common.wire.codec import (
-    decode_answer,
-    decode_halt,
-    decode_model,
-    decode_presence,
-    encode_gradient,
-    encode_hello,
-    encode_leave,
-    incarnation_of,
-    new_nonce,
-)
+from common.wire import codec
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
-from common.wire.v1 import WELCOME_LIMIT, packet_limit
+from edge import session as protocol
 from edge.device import DeviceTimers
 from edge.joining import Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
-from edge.session import (
-    EXIT_DONE,
-    EXIT_FAILED,
-    WELCOMED,
-    BudgetSpent,
-    Connected,
-    Disconnected,
-    DropOutbox,
-    EdgeSession,
-    GivenUp,
-    GradientDebited,
-    IdentityRenewed,
-    LeaveWanted,
-    MakeGradient,
-    Phase,
-    Prepare,
-    PushOutbox,
-    RenewIdentity,
-    Reroute,
-    SayHello,
-    SayLeave,
-    SessionEffect,
-    SessionEvent,
-    Stop,
-    TakeTime,
-    TimeTaken,
-    Unanswered,
-)
 from edge.worker import EdgeWorker
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
@@ -112,13 +74,10 @@ class RetryTimer:
 
 @dataclass(slots=True)
 class EdgeConnection:
-    """The channel to the broker, replaced where a link or a new edge id requires it; and the leave at its end.
-
-    `connect` makes a channel that subscribes and connects by itself, directly or through a link.
-    """
+    """The channel to the broker, replaced where a link or a new edge id requires it; and the leave at its end."""
 
     loop: Loop
-    connect: Callable[[LinkProfile | None], Channel]
+    connect: Callable[[LinkProfile | None], Channel]  # makes a channel that subscribes and connects by itself
     link: LinkProfile | None = None  # the one that the channel goes through
     channel: Channel | None = None
     topics: Mapping[EdgeTopic, str] = field(default_factory=dict)  # of the edge id that the channel is for
@@ -133,20 +92,9 @@ class EdgeConnection:
     def open(self) -> None:
         self.channel = self.connect(self.link)
 
-    def reconnect(self) -> None:
-        """Replace the channel, soon: it may be in the middle of a delivery.
-
-        The old connection ends first: the broker would take a second one for its successor and send its will.
-        """
-        self.loop.post(self._reconnect)
-
     def publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:
         if self.channel is not None:
             self.channel.publish(self.topics[leaf], payload, qos=qos)
-
-    def allow(self, max_packet: int) -> None:
-        if self.channel is not None:
-            self.channel.allow(max_packet)
 
     def publish_leave(self, leave: bytes, grace: float) -> bool:
         """Publish a leave, or keep it for a broker that is away; tell whether it was published."""
@@ -176,77 +124,18 @@ class EdgeConnection:
         if self.channel is not None:
             self.channel.close(timeout)
 
-    def _reconnect(self) -> None:
+    def replace(self) -> None:
+        """Replace the channel by another, outside of a delivery.
+
+        The old connection ends first: the broker would take a second one for its successor and send its will.
+        """
         if self.ended:
             return
         if self.channel is not None and not self.channel.closed:
             self.channel.close()
-            self.loop.call_later(_CLOSING, self._reconnect)
+            self.loop.call_later(_CLOSING, self.replace)
         else:
             self.open()
-
-
-@dataclass(slots=True)
-class Outbox:
-    """Make a gradient, debit it, and keep its bytes until the cloud acknowledges them; the ledger keeps them too."""
-
-    run: RunId
-    ledger: Ledger
-    size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
-    _kept: tuple[int, bytes] | None = None  # sequence and bytes of the last debit
-
-    def session(self) -> EdgeSession:
-        """Return a session that goes on where the ledger left off."""
-        last, pending = self.ledger.last_sequence(self.run), self.ledger.pending(self.run)
-        if not pending:
-            return EdgeSession(last)
-        sequence, payload = self._kept = pending[-1]
-        return EdgeSession(last, sequence, incarnation_of(payload))
-
-    def make(
-        self, worker: EdgeWorker, sequence: int, received: ModelReceived
-    ) -> GradientDebited | BudgetSpent | GivenUp:
-        """Make the gradient of this sequence and debit it; only then may its bytes leave."""
-        self.size_fits = self.size_fits or received.acknowledged > 0
-        worker.sequence = sequence - 1
-        try:
-            made = worker.receive(received)
-        except MemoryError as error:
-            return GivenUp(EXIT_FAILED, f"not enough memory for a gradient: {error}")
-        try:
-            payload = encode_gradient(made)
-        except LocalProtocolError:
-            if is_finite(made.gradient):
-                raise
-            return GivenUp(EXIT_FAILED, "the gradient is not finite: the run diverges")
-        if sequence > 1:
-            self.ledger.acknowledge(self.run, sequence - 1)  # the model acknowledges all before it
-        try:
-            self.ledger.debit(self.run, sequence, payload)
-        except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
-            account = self.ledger.account(self.run)
-            cap = None if account is None else account.most_releases
-            return BudgetSpent(cap if cap is not None and sequence > cap else None)
-        except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
-            return GivenUp(EXIT_FAILED, str(error))
-        self._kept = (sequence, payload)
-        return GradientDebited(sequence)
-
-    def payload(self, sequence: int) -> bytes | None:
-        """Return the bytes of this sequence; None if they are no longer kept."""
-        if self._kept is None or self._kept[0] != sequence:
-            payload = dict(self.ledger.pending(self.run)).get(sequence)
-            self._kept = None if payload is None else (sequence, payload)
-        return None if self._kept is None else self._kept[1]
-
-    def drop(self, sequence: int) -> None:
-        """Never send the bytes up to this sequence again; the debit stays."""
-        self._kept = None
-        self.ledger.acknowledge(self.run, sequence)
-
-    def clear(self) -> None:
-        """Keep nothing of a former edge id; the ledger has let go of it."""
-        self._kept = None
 
 
 @dataclass(slots=True)
@@ -262,28 +151,33 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     note: Callable[[str], None] = lambda _text: None  # progress, which an operator may silence
-    nonce: str = field(default_factory=new_nonce)
+    nonce: str = field(default_factory=codec.new_nonce)
     dropped: Counter[str] = field(default_factory=Counter)  # messages that broke the protocol, by kind
     resent: int = 0
     lost_connections: int = 0
     exit_code: int | None = None
-    session: EdgeSession = field(init=False)
-    outbox: Outbox = field(init=False)
+    session: protocol.EdgeSession = field(init=False)
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
+    _events: deque[protocol.SessionEvent] = field(
+        default_factory=deque
+    )  # what the session is still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it
+    _size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
     _last_seen: int = -1  # sequence when `healthy` was last asked
 
     def __post_init__(self) -> None:
         self.retry = RetryTimer(self.loop, self._unanswered)
         self.connection = EdgeConnection(self.loop, self._open)
         self._device = DeviceTimers(self.loop, self._tell)
-        self.outbox = Outbox(self.run, self.ledger)
-        self.session = self.outbox.session()
+        last, pending = self.ledger.last_sequence(self.run), self.ledger.pending(self.run)
+        self.session = protocol.EdgeSession(last)  # continues where the ledger left off
+        if pending:
+            self.session.pending, payload = pending[-1]
+            self.session.pending_incarnation = codec.incarnation_of(payload)
 
     @property
     def run(self) -> RunId:
@@ -302,10 +196,6 @@ class EdgeClient:
         return self.membership.preparation
 
     @property
-    def channel(self) -> Channel | None:
-        return self.connection.channel
-
-    @property
     def standing(self) -> Standing | None:
         """What this run has spent; None: no account was opened."""
         return None if self.ledger.account(self.run) is None else self.ledger.standing(self.run)
@@ -321,9 +211,9 @@ class EdgeClient:
             return f"waiting for the cloud of run {self.run!r} to come back"
         if self.preparation is None:
             return f"waiting for the welcome of run {self.run!r}"
-        if self.session.phase is Phase.AWAY:
+        if self.session.phase is protocol.Phase.AWAY:
             return f"away for a while; {spending_text(self.standing)}"
-        if self.session.phase in (Phase.GREETING, Phase.WAITING):
+        if self.session.phase in (protocol.Phase.GREETING, protocol.Phase.WAITING):
             return f"waiting for a model; {spending_text(self.standing)}"
         return spending_text(self.standing)
 
@@ -350,28 +240,28 @@ class EdgeClient:
         channel.subscribe(presence_topic(run), self.on_presence, qos=1, retained=True)
         channel.subscribe(halt_topic(run), self.on_halt, qos=1, retained=True)
         if self.preparation is not None:
-            channel.allow(_largest_packet(self.preparation))
+            channel.allow(self.preparation.largest_packet)
         return channel
 
     def on_connected(self) -> None:
-        self._tell(Connected())
+        self._tell(protocol.Signal.CONNECTED)
 
     def on_lost(self, reason: str) -> None:
         self.lost_connections += 1
-        self._tell(Disconnected())
-        if self.session.phase is not Phase.DONE:
+        self._tell(protocol.Signal.DISCONNECTED)
+        if self.session.phase is not protocol.Phase.DONE:
             self.say(f"{self.edge_id}: {reason}; reconnecting")
 
-    def leave(self, reason: str, code: int = EXIT_DONE) -> None:
+    def leave(self, reason: str, code: int = protocol.EXIT_DONE) -> None:
         """End on purpose, and tell the cloud."""
-        self._tell(LeaveWanted(reason, code))
+        self._tell(protocol.Ending(code, f"left: {reason}", reason))
 
     def give_up(self, code: int, text: str) -> None:
         """End without a connection, so without telling the cloud."""
-        self._tell(GivenUp(code, text, unreachable=True))
+        self._tell(protocol.Ending(code, text))
 
     def hurry(self) -> None:
-        """Stop waiting for a broker that is away, if only the leave is left to say."""
+        """protocol.Stop waiting for a broker that is away, if only the leave is left to say."""
         if self.exit_code is not None:
             self.connection.unsent_leave = None
             self.connection.end(0.0)
@@ -382,42 +272,40 @@ class EdgeClient:
         For a model that the cloud has not begun to send, or for a cloud that says it is away; or it is done.
         """
         before, self._last_seen = self._last_seen, self.session.last_sequence
-        if self.session.phase in (Phase.DONE, Phase.AWAY):
+        if self.session.phase in (protocol.Phase.DONE, protocol.Phase.AWAY):
             return True
         if not self.connection.connected:
             return False
-        waiting = self.session.phase is not Phase.PUSHING or self._cloud_online is False
+        waiting = self.session.phase is not protocol.Phase.PUSHING or self._cloud_online is False
         return waiting or self._last_seen != before
 
     def _unanswered(self) -> None:
         pending = self.session.pending
         if self.retry.tries == 2 and self._cloud_online is False:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
-        elif self.retry.tries == 2 and self.session.phase is Phase.PUSHING and pending is not None:
-            size = len(self.outbox.payload(pending) or b"")
+        elif self.retry.tries == 2 and self.session.phase is protocol.Phase.PUSHING and pending is not None:
+            size = len(self._payload(pending) or b"")
             reasons = "the connection is cut, or the cloud is busy"
-            if not self.outbox.size_fits:
+            if not self._size_fits:
                 reasons += f", or the broker may refuse messages of that size; then {SIZE_HINT}"
             self.say(f"{self.edge_id}: no answer to a gradient of {size} bytes, sent twice: {reasons}")
-        self._tell(Unanswered())
+        self._tell(protocol.Signal.UNANSWERED)
 
     # -- messages from the cloud: what breaks the protocol is counted and raised, and the channel goes on
 
     def on_model(self, _topic: str, payload: bytes) -> None:
-        preparation = self.membership.preparation
-        if preparation is None or self.session.phase not in WELCOMED:
+        preparation, last = self.preparation, self.session.last_sequence
+        if preparation is None or self.session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(
-            self._read("model", lambda: read_model(payload, preparation.worker, self.session.last_sequence))
-        )
+        self._tell(self._read("model", lambda: read_model(payload, preparation.worker, last)))
 
     def on_answer(self, topic: str, payload: bytes) -> None:
         answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
         if answer is None:
             return
         self._tell(answer)
-        if self._early_model is not None and self.session.phase in WELCOMED:
+        if self._early_model is not None and self.session.phase in protocol.WELCOMED:
             early, self._early_model = self._early_model, None
             self.on_model(topic, early)
 
@@ -425,13 +313,13 @@ class EdgeClient:
         if (
             payload
         ):  # an empty one says that the broker keeps none; the cloud is asked about one that was heard
-            self._tell(self._read("halt", lambda: decode_halt(payload)))
+            self._tell(self._read("halt", lambda: codec.decode_halt(payload)))
 
     def on_presence(self, _topic: str, payload: bytes) -> None:
-        presence = self._read("presence", lambda: decode_presence(payload))
+        presence = self._read("presence", lambda: codec.decode_presence(payload))
         before = self._cloud_online
         self._tell(presence)
-        if before in (None, presence.online) or self.session.phase is Phase.DONE:
+        if before in (None, presence.online) or self.session.phase is protocol.Phase.DONE:
             return
         back = "is back" if presence.online else "is offline; waiting for it"
         self.say(f"{self.edge_id}: the cloud {back}")
@@ -445,7 +333,7 @@ class EdgeClient:
 
     # -- the session's effects ------------------------------------------------------------------------
 
-    def _tell(self, event: SessionEvent) -> None:
+    def _tell(self, event: protocol.SessionEvent) -> None:
         """Give the session an event and perform what it answers; events that this causes follow in order."""
         self._events.append(event)
         if self._telling:
@@ -453,66 +341,64 @@ class EdgeClient:
         self._telling, acted = True, False
         try:
             while self._events:
-                acted = self._tell_one(self._events.popleft()) or acted
+                event = self._events.popleft()
+                if self.connection.unsent_leave is not None and isinstance(event, Presence) and event.online:
+                    self.connection.deliver_leave()
+                    self.connection.end(self.connection.grace)
+                effects = self.session.receive(event)
+                if effects and event is not protocol.Signal.UNANSWERED:
+                    self.retry.tries = 0
+                for effect in effects:
+                    self._perform(effect)
+                acted = acted or bool(effects)
         finally:
             self._telling = False
-        if self.session.phase in (Phase.DONE, Phase.AWAY):
+        if self.session.phase in (protocol.Phase.DONE, protocol.Phase.AWAY):
             self.retry.end()
         elif acted or not self.retry.waiting:  # an event without effect does not put off the next retry
             self.retry.expect()
 
-    def _tell_one(self, event: SessionEvent) -> bool:
-        """Tell whether the session answered with any effect."""
-        if self.connection.unsent_leave is not None and isinstance(event, Presence) and event.online:
-            self.connection.deliver_leave()
-            self.connection.end(self.connection.grace)
-        effects = self.session.receive(event)
-        if effects and not isinstance(event, Unanswered):
-            self.retry.tries = 0
-        for effect in effects:
-            self._perform(effect)
-        return bool(effects)
-
-    def _perform(self, effect: SessionEffect) -> None:
+    def _perform(self, effect: protocol.SessionEffect) -> None:
         match effect:
-            case MakeGradient():
-                assert self.membership.preparation is not None  # the session makes none before Prepared
-                worker = self.membership.preparation.worker
-                self._tell(self.outbox.make(worker, effect.sequence, effect.received))
-            case PushOutbox():
-                self._push(effect.sequence)
-            case SayHello():
-                self.connection.publish(
-                    EdgeTopic.HELLO, encode_hello(self.membership.hello(effect, self.nonce)), qos=1
-                )
-            case Prepare():
+            case protocol.MakeGradient(sequence=sequence, received=received):
+                assert self.preparation is not None  # the session makes none before Prepared
+                self._size_fits = self._size_fits or received.acknowledged > 0
+                worker = self.preparation.worker
+                self._tell(make_gradient(worker, self.ledger, self.run, sequence, received))
+            case protocol.PushOutbox(sequence=sequence):
+                payload = self._payload(sequence)
+                if payload is not None:
+                    self.resent += self.retry.tries > 0
+                    self.connection.publish(EdgeTopic.GRADIENT, payload, qos=0)
+            case protocol.SayHello():
+                hello = codec.encode(self.membership.hello(effect, self.nonce))
+                self.connection.publish(EdgeTopic.HELLO, hello, qos=1)
+            case protocol.Prepare():
                 self._prepare(effect.admission)
-            case Reroute():
-                if effect.returned:
-                    self.nonce, self._early_model = new_nonce(), None
+            case protocol.Reroute(returned=returned):
+                if returned:
+                    self.nonce, self._early_model = codec.new_nonce(), None
                     self.say(f"{self.edge_id}: back")
-                self.connection.reconnect()
-            case TakeTime():
+                self.loop.post(self.connection.replace)
+            case protocol.TakeTime(sequence=sequence, number=number):
                 assert self.preparation is not None  # the session waits for nothing before Prepared
                 assert self.preparation.device is not None  # Prepared says slow only of one
-                wait = self.preparation.device.wait(effect.sequence)
-                self._device.wait(wait, partial(self._tell, TimeTaken(effect.number)))
-            case DropOutbox():
-                self.outbox.drop(effect.sequence)
-            case RenewIdentity():
-                self._renew(effect.last_sequence)
-            case SayLeave():
-                self._say_leave(effect.reason)
-            case Stop():
+                wait = self.preparation.device.wait(sequence)
+                self._device.wait(wait, partial(self._tell, protocol.TimeTaken(number)))
+            case protocol.DropOutbox(sequence=sequence):
+                self.ledger.acknowledge(self.run, sequence)
+            case protocol.RenewIdentity(last_sequence=known):
+                self._renew(known)
+            case protocol.SayLeave(reason=reason):
+                self._say_leave(reason)
+            case protocol.Stop():
                 self._stop(effect.code, effect.text)
             case _:
                 assert_never(effect)
 
-    def _push(self, sequence: int) -> None:
-        payload = self.outbox.payload(sequence)
-        if payload is not None:
-            self.resent += self.retry.tries > 0
-            self.connection.publish(EdgeTopic.GRADIENT, payload, qos=0)
+    def _payload(self, sequence: int) -> bytes | None:
+        """Return the bytes of this sequence; None if they are no longer kept."""
+        return dict(self.ledger.pending(self.run)).get(sequence)
 
     def _prepare(self, admission: Welcome) -> None:
         outcome = self.membership.follow(admission)
@@ -520,14 +406,13 @@ class EdgeClient:
         if preparation is None or preparation is self._announced:
             self._tell(outcome)
             return
+        self._announced = preparation
         self.retry.first = preparation.scenario.testbed.resend_after
         self.connection.link = preparation.link
-        self.connection.allow(_largest_packet(preparation))
-        self._announced = preparation
-        records = len(preparation.worker.shard)
-        self.note(
-            f"{self.edge_id}: joined run {self.run!r}: {records:,} records, {spending_text(self.standing)}"
-        )
+        if self.connection.channel is not None:
+            self.connection.channel.allow(preparation.largest_packet)
+        records = f"{len(preparation.worker.shard):,} records"
+        self.note(f"{self.edge_id}: joined run {self.run!r}: {records}, {spending_text(self.standing)}")
         if preparation.exposure:
             self.say(f"{self.edge_id}: NOT PROTECTED: {preparation.exposure}")
         self._tell(outcome)
@@ -538,12 +423,11 @@ class EdgeClient:
     def _renew(self, known: int) -> None:
         old = self.edge_id
         outcome = self.membership.renew(known)
-        if isinstance(outcome, IdentityRenewed):
+        if outcome is protocol.Signal.IDENTITY_RENEWED:
             self.say(
                 f"{old}: its ledger was lost (the cloud knows of {known} releases in this run, the ledger of none);"
                 f" continuing as {self.edge_id} on an unused shard"
             )
-            self.outbox.clear()
             self._early_model = None
         self._tell(outcome)
 
@@ -552,7 +436,7 @@ class EdgeClient:
 
         A broker keeps no message for a cloud that has not come back yet.
         """
-        leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
+        leave = codec.encode(Leave(self.edge_id, reason, self.nonce))
         if reason == AWAY:
             self.say(f"{self.edge_id}: away for a while")
             self.connection.publish(EdgeTopic.LEAVE, leave, qos=1)
@@ -571,9 +455,40 @@ class EdgeClient:
         self.on_stop(code)
 
 
+def make_gradient(
+    worker: EdgeWorker, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
+) -> protocol.GradientDebited | protocol.Ending:
+    """Make the gradient of this sequence and debit it, with its bytes; only then may these leave."""
+    worker.sequence = sequence - 1
+    try:
+        made = worker.receive(received)
+    except MemoryError as error:
+        return protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed")
+    try:
+        payload = codec.encode_gradient(made)
+    except LocalProtocolError:
+        if is_finite(made.gradient):
+            raise
+        return protocol.Ending(protocol.EXIT_FAILED, "the gradient is not finite: the run diverges", "failed")
+    if sequence > 1:
+        ledger.acknowledge(run, sequence - 1)  # the model acknowledges all before it
+    try:
+        ledger.debit(run, sequence, payload)
+    except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
+        account = ledger.account(run)
+        cap = None if account is None else account.most_releases
+        spent = "the privacy budget is spent: it permits no further release on the terms of this run"
+        if cap is not None and sequence > cap:
+            spent = f"all R_k = {cap} releases are made"
+        return protocol.Ending(protocol.EXIT_DONE, spent, "budget")
+    except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
+        return protocol.Ending(protocol.EXIT_FAILED, str(error), "failed")
+    return protocol.GradientDebited(sequence)
+
+
 def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
-    received = decode_model(worker.edge_id, payload, worker.model.dimension)
+    received = codec.decode_model(worker.edge_id, payload, worker.model.dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.
     worker.check(received)
@@ -581,16 +496,18 @@ def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceive
     return received
 
 
-def read_answer(payload: bytes, edge_id: EdgeId, nonce: str, session: EdgeSession) -> Welcome | Refuse | None:
+def read_answer(
+    payload: bytes, edge_id: EdgeId, nonce: str, now: protocol.EdgeSession
+) -> Welcome | Refuse | None:
     """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
-    answer = decode_answer(edge_id, payload)
+    answer = codec.decode_answer(edge_id, payload)
     if isinstance(answer, Refuse):
         return answer if answer.nonce in (None, nonce) else None
     if answer.nonce != nonce:
         return None
-    if answer.number > session.hellos:
+    if answer.number > now.hellos:
         raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
-    _check_sequence("welcome: last_sequence", answer.last_sequence, session.last_sequence)
+    _check_sequence("welcome: last_sequence", answer.last_sequence, now.last_sequence)
     return answer
 
 
@@ -610,8 +527,3 @@ def spending_text(standing: Standing | None) -> str:
         return f"{made}, no budget (--total-epsilon sets one)"
     spent = f"{standing.charges:,} of {cap:,} charges spent"
     return f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"
-
-
-def _largest_packet(preparation: Preparation) -> int:
-    """Return how many bytes the run's models and welcomes have at most: nothing larger is read."""
-    return packet_limit(preparation.worker.model.dimension, WELCOME_LIMIT)

@@ -7,7 +7,7 @@ on a batch that was drawn, or on how long any real gradient took.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -18,15 +18,13 @@ from common.datasets.catalogue import describe
 from common.devices import Attendance, DeviceProfile
 from common.errors import ConfigurationError
 from common.messages import ModelReceived
-from common.noise.law import NoiseLaw
 from common.quantities import EdgeId
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario
 from common.transport.channel import Loop, Timer
-from edge.assembly import worker_for
-from edge.session import CameBack, WentAway
-from edge.worker import EdgeWorker, Shard
+from edge.session import Signal
+from edge.worker import EdgeWorker, Shard, worker_for
 
 LONGEST_WAIT = 3600.0  # seconds before a gradient, whatever a welcome and a draw say
 _REPEATS = 5
@@ -86,23 +84,22 @@ def gradient_times(
     """Return the seconds of `repeats` gradients on made-up rows, of fewer once they have taken `enough` in all."""
     streams = CounterStreams.seeded(0)
     made_up = replace(worker, shard=_made_up(worker), streams=streams, sequence=0, diagnose=None)
-    taken: list[float] = []
-    for seconds in timed_gradients(made_up, clock):
-        taken.append(seconds)
-        if len(taken) >= repeats or sum(taken) >= enough:
-            break
-    return taken
+    return _timed(made_up, enough, clock, repeats)
 
 
-def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
-    """Yield the seconds of one message's gradients after another, without end: of the worker's own rows, at x = 0."""
+def _timed(
+    worker: EdgeWorker, enough: float, clock: Callable[[], float], most: float = math.inf
+) -> list[float]:
+    """Return the seconds of one message's gradients after another, at x = 0, until `enough` have passed in all."""
     x = np.zeros(worker.model.dimension, np.float32)
     received = ModelReceived(worker.edge_id, 1, 2 / worker.mechanism.batch_size, 0, x)
     worker.receive(received)  # the first one warms up
-    while True:
+    taken: list[float] = []
+    while len(taken) < most and sum(taken) < enough:
         began = clock()
         worker.receive(received)
-        yield clock() - began
+        taken.append(clock() - began)
+    return taken
 
 
 def _made_up(worker: EdgeWorker) -> Shard:
@@ -119,7 +116,7 @@ class DeviceTimers:
     """Tells the session when the device goes away and comes back; and waits, one wait at a time."""
 
     loop: Loop
-    tell: Callable[[WentAway | CameBack], None]
+    tell: Callable[[Signal], None]
     _attendance: Attendance | None = None
     _began: float = 0.0
     _here: bool = True
@@ -151,19 +148,15 @@ class DeviceTimers:
         self._next_look = self.loop.call_later(min(max(0.0, until - now), _LONGEST_TIMER), self._look)
         if here != self._here:
             self._here = here
-            self.tell(CameBack() if here else WentAway())
+            self.tell(Signal.CAME_BACK if here else Signal.WENT_AWAY)
 
 
 def gradients_per_second(
     scenario: Scenario, data_dir: Path, *, seconds: float = 3.0, clock: Callable[[], float] = perf_counter
 ) -> float:
     """Return how many messages, of E noised gradients each, an edge makes here in a second."""
-    made, passed = 0, 0.0
-    for taken in timed_gradients(made_up_worker(scenario, data_dir), clock):
-        made, passed = made + 1, passed + taken
-        if passed >= seconds:
-            break
-    return made / passed
+    taken = _timed(made_up_worker(scenario, data_dir), seconds, clock)
+    return len(taken) / sum(taken)
 
 
 def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
@@ -179,24 +172,16 @@ def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
         else (low + (high - low) * rng.random(rows, dtype=np.float32)).astype(np.float32)
     )
     shard = Shard(model.features(images), model.targets(labels), np.arange(rows, dtype=np.int64))
-    return worker_for(
-        scenario,
-        model,
-        _law(scenario),
-        edge_id=EdgeId("edge-made-up"),
-        index=0,
-        shard=shard,
-        streams=CounterStreams.seeded(0),
-    )
-
-
-def _law(scenario: Scenario) -> NoiseLaw | None:
-    """Return a law of the scenario's kind: what a draw costs does not depend on how much noise it is."""
-    if not scenario.private:
-        return None
-    law = scenario.privacy.described
-    given = {key: values[0] for key, values in scenario.privacy.given.items()}
-    return law.make({key: given.get(key, 1.0) for key in law.names})
+    law = None
+    if (
+        scenario.private
+    ):  # any of the scenario's kind: what a draw costs does not depend on how much noise it is
+        described = scenario.privacy.described
+        given = {key: values[0] for key, values in scenario.privacy.given.items()}
+        law = described.make({key: given.get(key, 1.0) for key in described.names})
+    streams = CounterStreams.seeded(0)
+    edge_id = EdgeId("edge-made-up")
+    return worker_for(scenario, model, law, edge_id=edge_id, index=0, shard=shard, streams=streams)
 
 
 def _data_shape(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from common.messages import Leave
 from common.models.features import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
-from common.telemetry.family import Readings, published
+from common.telemetry.family import published
 from common.transport.channel import Channel, RetainedMessageError, Will
 from common.transport.connection import (
     BrokerAddress,
@@ -31,7 +31,7 @@ from common.transport.connection import (
 from common.transport.link import LinkProfile
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.wire.codec import encode_leave
+from common.wire.codec import encode
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import SpentCurves, epsilons_apart, max_charges_apart
@@ -42,7 +42,7 @@ from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import Slot, StateDirectory, take_slot
+from edge.state_directory import Slot, StateDirectory
 
 if TYPE_CHECKING:
     from common.transport.relay import RelayLoop
@@ -96,15 +96,12 @@ class EdgeFleet:
         self._running = settings.count
         self._complaints = 0
         self._told_waiting = False  # for a first connection
-        self._curves = SpentCurves(epsilons_apart)
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
-        with published(self.settings.metrics, self.loop, self._readings, self.say, every=EVERY):
+        readings = partial(read_edges, self.clients, SpentCurves(epsilons_apart))
+        with published(self.settings.metrics, self.loop, readings, self.say, every=EVERY):
             return self._take_part()
-
-    def _readings(self) -> Readings:
-        return read_edges(self.clients, self._curves)
 
     def _take_part(self) -> int:
         try:
@@ -116,7 +113,10 @@ class EdgeFleet:
             former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
             try:
                 self.loop.run()
-                self.loop.serve(self._all_closed, until=self.loop.now() + FAREWELL + _CLOSING)
+                self.loop.serve(
+                    lambda: all(channel.closed for channel in self.channels),
+                    until=self.loop.now() + FAREWELL + _CLOSING,
+                )
             finally:
                 for number, handler in former.items():
                     signal.signal(number, handler)
@@ -128,13 +128,12 @@ class EdgeFleet:
 
     def _enlist(self) -> None:
         accounts = self.settings.accounts
-        slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
-        self.slots.append(slot)
         if self.state is None:
             self.state = StateDirectory(self.settings.state_dir)
-        siblings = self.state.claims_of(slot.directory.name)
-        named = None if accounts is None else EdgeId(slot.directory.name)
-        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings)
+        slot = self.state.take(None if accounts is None else sorted(accounts))
+        self.slots.append(slot)
+        named = None if accounts is None else EdgeId(slot.name)
+        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, slot=slot)
         membership = Membership(
             run=self.settings.run,
             policy=self.settings.policy,
@@ -153,15 +152,15 @@ class EdgeFleet:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
         accounts, credentials = self.settings.accounts, self.settings.credentials
+        if accounts is not None:
+            credentials = replace(credentials, username=edge_id, password=accounts[edge_id])
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            username=credentials.username if accounts is None else edge_id,
-            password=credentials.password if accounts is None else accounts[edge_id],
-            tls=credentials.tls,
+            credentials=credentials,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
-            will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
+            will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
         )
         channel = MqttChannel(
@@ -174,40 +173,39 @@ class EdgeFleet:
         self.channels = [known for known in self.channels if not known.closed]
         self.channels.append(channel)
         channel.open()
-        began = self.loop.now()
-        self.loop.call_later(_FIRST_LOOK, lambda: self._mind_first_connection(client, channel, began))
-        return channel
+        began, timeout = self.loop.now(), self.settings.connect_timeout
 
-    def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
-        """Give up if the first connection fails for too long; after it, lost connections are always retried."""
-        if channel.connected or channel.closed or client.exit_code is not None:
-            return
-        timeout = self.settings.connect_timeout
-        if channel.refusal is not None:
-            client.give_up(EXIT_REFUSED, f"broker {self.settings.broker}: {channel.refusal}")
-            return
-        if self.loop.now() - began > timeout:
-            reason = unreachable(self.settings.broker, timeout, channel.last_error)
-            client.give_up(EXIT_FAILED, reason)
-            return
-        if channel.failed and not self._told_waiting:
-            self._told_waiting = True
-            self.say(still_trying(self.settings.broker, timeout, channel.last_error))
-        self.loop.call_later(_FIRST_LOOK, lambda: self._mind_first_connection(client, channel, began))
+        def look() -> None:
+            """Give up if the first connection fails for too long; after it, lost connections are always retried."""
+            if channel.connected or channel.closed or client.exit_code is not None:
+                return
+            if channel.refusal is not None:
+                client.give_up(EXIT_REFUSED, f"broker {self.settings.broker}: {channel.refusal}")
+                return
+            if self.loop.now() - began > timeout:
+                reason = unreachable(self.settings.broker, timeout, channel.last_error)
+                client.give_up(EXIT_FAILED, reason)
+                return
+            if channel.failed and not self._told_waiting:
+                self._told_waiting = True
+                self.say(still_trying(self.settings.broker, timeout, channel.last_error))
+            self.loop.call_later(_FIRST_LOOK, look)
+
+        self.loop.call_later(_FIRST_LOOK, look)
+        return channel
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
             from common.transport.relay import RelayLoop  # asyncio: megabytes that only a link needs
 
             self.relays = RelayLoop()
-        preparation = client.preparation
-        index = 0 if preparation is None else preparation.worker.index
-        seed = None if preparation is None else preparation.scenario.seed
-        generator = streams_for(seed).at(index, Purpose.LINK, 0)
+        assert client.preparation is not None  # it names the link
+        streams = streams_for(client.preparation.scenario.seed)
+        generator = streams.at(client.preparation.worker.index, Purpose.LINK, 0)
         return self.relays.open(link, self.settings.broker, generator).address
 
     def _load(self, name: Source) -> Dataset:
-        """Load a data set once for all edges of this process."""
+        """Load a data set once for all edges."""
         if name not in self._datasets:
             self._datasets[name] = load_dataset(name, self.settings.data_dir)
         dataset = self._datasets[name]
@@ -234,7 +232,6 @@ class EdgeFleet:
         self.loop.call_later(wait, report)
 
     def _progress(self) -> str:
-        """Say in one line what the edges do, however many they are."""
         working = [client for client in self.clients if client.exit_code is None]
         if len(self.clients) == 1:
             return f"{working[0].edge_id}: {working[0].progress}"
@@ -269,9 +266,6 @@ class EdgeFleet:
         for client in self.clients:
             client.hurry()
             client.leave("shutdown", code)
-
-    def _all_closed(self) -> bool:
-        return all(channel.closed for channel in self.channels)
 
     def _release(self) -> None:
         for client in self.clients:

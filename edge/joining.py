@@ -21,39 +21,20 @@ from common.messages import Hello, Welcome
 from common.models.features import features_of, user_cache
 from common.models.linear import LinearModel
 from common.models.model import Images, Model
-from common.own_code import is_dotted
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
-from edge.assembly import shard_for, worker_for
+from common.wire.v1 import WELCOME_LIMIT, packet_limit
+from edge import policy as permitted
 from edge.device import EmulatedDevice, emulated
 from edge.ledger import MOST_RELEASES, Account, Ledger, OtherShardError, ShardIdentity
 from edge.own_data import OwnData
-from edge.policy import (
-    OperatorPolicy,
-    Proposal,
-    check_code,
-    check_data,
-    check_number,
-    exposure,
-    is_owned,
-    law_for,
-    own_records,
-    permit,
-)
-from edge.session import (
-    EXIT_FAILED,
-    GivenUp,
-    IdentityKept,
-    IdentityRenewed,
-    OtherShardHeld,
-    Prepared,
-    SayHello,
-    WelcomeDeclined,
-)
-from edge.worker import EdgeWorker, Shard
+from edge.policy import OperatorPolicy, Proposal
+from edge.session import EXIT_FAILED, EXIT_REFUSED, Ending, Prepared, SayHello, Signal
+from edge.shards import shard_for
+from edge.worker import EdgeWorker, Shard, worker_for
 
 MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
@@ -71,6 +52,11 @@ class Preparation:
     link: LinkProfile | None
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
+
+    @property
+    def largest_packet(self) -> int:
+        """How many bytes the run's models and welcomes have at most: nothing larger is read."""
+        return packet_limit(self.worker.model.dimension, WELCOME_LIMIT)
 
 
 @dataclass(slots=True)
@@ -102,55 +88,113 @@ class Membership:
             preparing=self.own is not None and self.preparation is None,
         )
 
-    def follow(self, admission: Welcome) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
+    def follow(self, admission: Welcome) -> Prepared | Signal | Ending:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
-            other = difference(self._admission, admission)
-            if not other:
-                return Prepared(slow=self._slow)
-            return WelcomeDeclined(
-                f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
-            )
+            other = _difference(self._admission, admission)
+            if other:
+                text = f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
+                return Ending(EXIT_REFUSED, text, "refused")
+            return Prepared(slow=self._slow)
         try:
-            self.preparation = prepare(
-                admission, self.run, self.policy, self.ledger, self.load, self.own, data_dir=self.data_dir
-            )
+            self.preparation = self.prepare(admission)
         except OtherShardError as error:
             if self._wanted is not None:
-                return WelcomeDeclined(str(error))
+                return Ending(EXIT_REFUSED, str(error), "refused")
             self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
-            return OtherShardHeld()
+            return Signal.OTHER_SHARD_HELD
         except LedgerUnavailableError as error:
-            return GivenUp(EXIT_FAILED, str(error))
-        except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
-            return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
+            return Ending(EXIT_FAILED, str(error), "failed")
+        except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others continue
+            text = str(error) or "not enough memory for what the welcome asks for"
+            return Ending(EXIT_REFUSED, text, "refused")
         self._admission = admission
         rerouted = self.preparation.link is not None
         return Prepared(rerouted=rerouted, slow=self._slow, announced=self.own is None)
 
-    def renew(self, known: int) -> IdentityRenewed | IdentityKept:
+    def prepare(self, admission: Welcome) -> Preparation:
+        """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
+        policy, own, ledger = self.policy, self.own, self.ledger
+        allowed = policy.allowed | {policy.noise or ""}  # a law that --noise names is allowed
+        scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
+        for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
+            permitted.check_code(policy, key, name)
+        index, edges = admission.index, admission.edges
+        if edges != scenario.workers:
+            raise ConfigurationError(
+                f"welcome: edges = {edges}: must be {scenario.workers}, as its scenario says"
+            )
+        permitted.check_data(policy, scenario.data.set)
+        dealt = _deal(scenario, index, self.load) if own is None else _take(scenario, index, policy, own)
+        rows = dealt.rows
+        cap = _own_pace(scenario)
+        law = permitted.law_for(policy, scenario.law(index), paced=cap is not None)
+        kind = ReleaseKind(scenario.mechanism(law), len(rows))
+        proposal = Proposal(kind, owned=permitted.is_owned(scenario.data.set), seed=admission.seed)
+        kept = admission.seed is not None and ledger.keeps_budget(dealt.identity)
+        permitted.permit(policy, proposal, budget_kept=kept)
+        of_run, privacy = None, scenario.privacy
+        if privacy.total_epsilon is not None and scenario.private:
+            of_run = Budget(privacy.total_epsilon, privacy.total_delta)
+        account = Account(
+            run=self.run,
+            shard=dealt.identity,
+            kind=kind,
+            budget=policy.budget or of_run,
+            own_budget=policy.budget is not None,
+            reproducible=admission.seed is not None,
+            most_releases=cap,
+        )
+        _check_memory(
+            scenario, len(rows), len(rows) * math.prod(dealt.shape) * _FLOAT
+        )  # before they are unpacked
+        images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
+        form = dealt.shape, dealt.classes, dealt.target_range
+        del dealt  # the shard is all that an edge keeps; a model may need the room at once
+        model = model_for(scenario, *form, self.data_dir)
+        check_model(scenario, model, images)
+        ledger.open(account, replace_budget=policy.replace_budget)
+        if own is not None:
+            own.claim()
+        cache = user_cache() if own is None else None  # an edge's own records leave no features behind
+        features = features_of(model, Samples(images, labels), cache)
+        worker = worker_for(
+            scenario,
+            model,
+            law,
+            edge_id=admission.edge_id,
+            index=index,
+            shard=Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64)),
+            streams=streams_for(admission.seed),
+            sequence=ledger.last_sequence(self.run),
+        )
+        link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+        profile = scenario.device(index)  # the welcome holds this edge's alone
+        return Preparation(
+            worker,
+            scenario,
+            link=None if link is None or link.is_free else link,
+            device=None if profile is None else emulated(profile, worker),
+            exposure=permitted.exposure(proposal),
+        )
+
+    def renew(self, known: int) -> Signal | Ending:
         """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
 
         Not with a copy that has some of them, whose shard the newcomer would leave without charging the rest; nor
         under the operator's budget, which the missing ones count against wherever a record is in both shards.
         """
         account = self.ledger.account(self.run)
-        if account is not None or not self.renewable or self._budgeted:
-            return IdentityKept(self._behind(known, can_charge=account is not None))
+        kept = any(standing.account.operator_budget is not None for standing in self.ledger.standings())
+        if account is not None or not self.renewable or kept or self.policy.budget is not None:
+            return Ending(EXIT_REFUSED, self._behind(known, can_charge=account is not None))
         self.ledger.renew_identity()
         self.preparation = self._admission = self._wanted = None
-        return IdentityRenewed()
-
-    @property
-    def _budgeted(self) -> bool:
-        standings = self.ledger.standings()
-        kept = any(standing.account.operator_budget is not None for standing in standings)
-        return self.policy.budget is not None or kept
+        return Signal.IDENTITY_RENEWED
 
     def _behind(self, known: int, *, can_charge: bool) -> str:
         """Tell the operator what the cloud says, what it is worth, and what to do. Nothing is charged by itself."""
-        held = self.ledger.last_sequence(self.run)
-        edge_id = self.ledger.edge_id
+        held, edge_id = self.ledger.last_sequence(self.run), self.ledger.edge_id
         problem = (
             f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
             f" it has got {known}. Restore the newest copy"
@@ -205,81 +249,16 @@ class Dealt:
     identity: ShardIdentity
 
 
-def prepare(
-    admission: Welcome,
-    run: RunId,
-    policy: OperatorPolicy,
-    ledger: Ledger,
-    load: Callable[[Source], Dataset],
-    own: OwnData | None = None,
-    *,
-    data_dir: Path | None = None,
-) -> Preparation:
-    """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
-    allowed = policy.allowed | {policy.noise or ""}  # a law that --noise names is allowed
-    scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
-    for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
-        if is_dotted(name):
-            check_code(policy, key, name)
-    index, shards = admission.index, admission.edges
-    if shards != scenario.workers:
-        raise ConfigurationError(
-            f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
-        )
-    check_data(policy, scenario.data.set)
-    dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
-    rows, shape = dealt.rows, dealt.shape
-    cap = own_pace(scenario)
-    law = law_for(policy, scenario.law(index), paced=cap is not None)
-    kind = ReleaseKind(scenario.mechanism(law), len(rows))
-    proposal = Proposal(
-        kind=kind, shard=dealt.identity, owned=is_owned(scenario.data.set), seed=admission.seed
-    )
-    permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
-    account = Account(
-        run=run,
-        shard=dealt.identity,
-        kind=kind,
-        budget=policy.budget or scenario_budget(scenario),
-        own_budget=policy.budget is not None,
-        reproducible=admission.seed is not None,
-        most_releases=cap,
-    )
-    check_pixels(scenario, len(rows), math.prod(shape))
-    images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
-    classes, target_range = dealt.classes, dealt.target_range
-    del dealt  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes, target_range, data_dir)
-    check_model(scenario, model, images)
-    ledger.open(account, replace_budget=policy.replace_budget)
-    if own is not None:
-        own.claim()
-    cache = user_cache() if own is None else None  # an edge's own records leave no features behind
-    features = features_of(model, Samples(images, labels), cache)
-    shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
-    worker = worker_for(
-        scenario,
-        model,
-        law,
-        edge_id=admission.edge_id,
-        index=index,
-        shard=shard,
-        streams=streams_for(admission.seed),
-        sequence=ledger.last_sequence(run),
-    )
-    link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
-    profile = scenario.device(index)  # the welcome holds this edge's alone
-    device = None if profile is None else emulated(profile, worker)
-    taken = None if link is None or link.is_free else link
-    return Preparation(worker, scenario, taken, device, exposure(proposal))
-
-
-def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:
+def _deal(scenario: Scenario, index: int, load: Callable[[Source], Dataset]) -> Dealt:
     """Cut shard k of K from a data set that all hold."""
     dataset = dataset_for(scenario, load, tested=False)
-    check_sizes(scenario, len(dataset.train))
+    records, pieces = len(dataset.train), scenario.workers * scenario.data.labels_per_edge
+    allowed = f"at most the {records} records"  # before memory is allocated for more
+    require(scenario.batch_size <= records, "batch_size", scenario.batch_size, allowed)
+    if scenario.data.partition == "label":
+        require(pieces <= records, "edges × data.labels_per_edge", pieces, allowed)
     rows = shard_for(scenario, dataset.train, index)
-    called = identity(scenario, dataset, shards, index)
+    called = identity(scenario, dataset, scenario.workers, index)
     return Dealt(dataset.train, rows, dataset.shape, dataset.classes, dataset.target_range, called)
 
 
@@ -289,36 +268,22 @@ def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) 
     assert schema is not None  # check_data, and the scenario's own check
     assert least is not None
     samples = own.read(schema, least, memory_limit())
-    check_number(len(samples), at_least=least)
+    permitted.check_number(len(samples), at_least=least)
     rows = np.arange(len(samples), dtype=np.int64)
-    called = own_records(policy, index)
+    called = permitted.own_records(policy, index)
     return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
 
 
-def difference(first: Welcome, later: Welcome) -> str:
+def _difference(first: Welcome, later: Welcome) -> str:
     """Say in which term a later welcome differs from the first; '' where it deals the same."""
-    terms = (
-        ("index", first.index, later.index),
-        ("edges", first.edges, later.edges),
-        ("seed", first.seed, later.seed),
-    )
-    for key, before, now in terms:
+    for key in ("index", "edges", "seed"):
+        before, now = getattr(first, key), getattr(later, key)
         if before != now:
             return f"{key} = {now}, not {before}"
     return "" if first.scenario == later.scenario else "another scenario"
 
 
-def check_sizes(scenario: Scenario, records: int) -> None:
-    """Refuse sizes that a data set of this many records cannot fill, before memory is allocated for them."""
-    require(
-        scenario.batch_size <= records, "batch_size", scenario.batch_size, f"at most the {records} records"
-    )
-    if scenario.data.partition == "label":
-        pieces = scenario.workers * scenario.data.labels_per_edge
-        require(pieces <= records, "edges × data.labels_per_edge", pieces, f"at most the {records} records")
-
-
-def own_pace(scenario: Scenario) -> int | None:
+def _own_pace(scenario: Scenario) -> int | None:
     """Return R_k, where this edge has a pace of its own; without it no release may be made of such a run."""
     privacy = scenario.privacy
     if privacy.pace != "own":
@@ -331,17 +296,11 @@ def own_pace(scenario: Scenario) -> int | None:
     return privacy.release_caps[0]
 
 
-def scenario_budget(scenario: Scenario) -> Budget | None:
-    """Return the budget that the run sets for each edge, if any."""
-    privacy = scenario.privacy
-    if privacy.total_epsilon is None or not scenario.private:
-        return None
-    return Budget(privacy.total_epsilon, privacy.total_delta)
-
-
 def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
     """Name the records of shard k, so that every run on them shares one account."""
-    cut = cut_of(scenario, shards, _fingerprint(dataset.train.groups))
+    groups = dataset.train.groups
+    marked = "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]
+    cut = cut_of(scenario, shards, marked)
     return ShardIdentity(dataset.checksum, cut, index, disjoint=scenario.data.partition != "shared")
 
 
@@ -361,11 +320,6 @@ def cut_of(scenario: Scenario, shards: int, groups: str) -> str:
     if data.declared is not None:  # it says labels, groups and the order of rows; the checksum is the file's
         cut += f" schema={data.declared.declared.digest[:16]}"
     return cut
-
-
-def _fingerprint(groups: Indices | None) -> str:
-    """Tell one grouping of the records from another: a data set's checksum may not."""
-    return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 @runtime_checkable
@@ -392,11 +346,6 @@ def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
     return int(text) << 20
 
 
-def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
-    """Refuse a shard whose images alone take more than the limit, before they are unpacked."""
-    _require(rows * pixels * _FLOAT, scenario, rows)
-
-
 def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     """Refuse a model that takes more than the limit with the features of this shard and with one batch.
 
@@ -408,7 +357,7 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     batch = min(scenario.sampler.memory_rows(scenario.batch_size), rows)
     copies = _COPIES + (_STEP_COPIES if scenario.work.releases() > 1 else 0)
     vectors = copies * _FLOAT * model.dimension
-    _require(vectors, scenario, rows)
+    _check_memory(scenario, rows, vectors)
     if isinstance(model, StatesItsFeatures):
         features = model.features_bytes(rows + batch)
     else:
@@ -417,10 +366,10 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
         gradients = model.batch_bytes(batch)
     else:
         gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
-    _require(images.nbytes + features + gradients + vectors, scenario, rows)
+    _check_memory(scenario, rows, images.nbytes + features + gradients + vectors)
 
 
-def _require(needed: int, scenario: Scenario, rows: int) -> None:
+def _check_memory(scenario: Scenario, rows: int, needed: int) -> None:
     limit = memory_limit()
     if needed > limit:
         raise ConfigurationError(

@@ -2,7 +2,7 @@
 
 A debit and the bytes it pays for are kept together before those bytes leave. The account belongs to
 the data: releases of other runs that may have touched the same records count against it too.
-`MemoryLedger` holds the rules; `edge/sqlite_ledger.py` makes them durable.
+`Ledger` holds the rules, in memory; `edge/sqlite_ledger.py` makes them durable.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from common.accounting.overlap import ShardSpent, worst_record
-from common.accounting.releases import Budget, ReleaseKind, Spent, check_together
+from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, check_together, worst_record
 from common.datasets.catalogue import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
 from common.mechanism.guarantee import Adjacency
 from common.quantities import EdgeId, RunId
+
+if TYPE_CHECKING:
+    from edge.state_directory import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,53 +133,19 @@ class Neighbours:
     spent: tuple[ShardSpent, ...] = ()  # known where a budget of the operator is in force
 
 
-class Siblings(Protocol):
-    """The other ledgers of a state directory: a budget is a ceiling on the records, whichever of them releases."""
-
-    def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:
-        """Hold the shard until `release`; `budgeted`: this ledger has an operator's budget for it.
-
-        PolicyError where a living sibling holds records of it and either of the two has a budget.
-        """
-
-    def confirm(self) -> None:
-        """Raise ConfigurationError where the claim no longer stands: the accountant may have taken long."""
-
-    def keeps_budget(self, shard: ShardIdentity) -> bool:
-        """Tell whether the operator set a budget for these records in another ledger, in a run without a seed."""
-
-    def release(self) -> None:
-        """Let the shard go; nothing more is debited until the next claim."""
-
-
-class NoSiblings:
-    """A ledger on its own."""
-
-    def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:  # noqa: ARG002
-        return Neighbours()
-
-    def confirm(self) -> None:
-        pass
-
-    def keeps_budget(self, shard: ShardIdentity) -> bool:  # noqa: ARG002
-        return False
-
-    def release(self) -> None:
-        pass
-
-
-def resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account:
+def _resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account:
     """Return the terms of a run that is opened again: it keeps them, and a seeded session stays on record."""
     if replace_budget or known.budget is None:
         budget, own = asked.budget, asked.own_budget
     else:
         budget = asked.budget or known.budget
         own = known.own_budget or (asked.budget is not None and asked.own_budget)
-    fixed = ("shard", "kind", "most_releases")
-    keys = fixed if replace_budget or known.budget is None else (*fixed, "budget")
     seeded = asked.reproducible or known.reproducible
     resumed = replace(asked, budget=budget, own_budget=own, reproducible=seeded)
-    for key in keys:
+    fixed = ["shard", "kind", "most_releases"]
+    if not replace_budget and known.budget is not None:
+        fixed.append("budget")
+    for key in fixed:
         before, now = getattr(known, key), getattr(resumed, key)
         if before != now:
             raise ConfigurationError(
@@ -208,66 +176,20 @@ class OtherShardError(ConfigurationError):
         )
 
 
-class Ledger(Protocol):
-    """What the edge needs of its ledger; one caller at a time."""
-
-    @property
-    def edge_id(self) -> EdgeId:
-        """The id that this edge keeps for life."""
-
-    def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
-        """Begin or resume a run; the ledger debits this run until another is opened.
-
-        Open once for each set of random streams: with the shuffled sampler a new key begins a new epoch.
-        """
-
-    def renew_identity(self) -> EdgeId:
-        """Go on as a newcomer under a new id; what was spent on the records stays on the books."""
-
-    def account(self, run: RunId) -> Account | None:
-        """Return the terms of a run that was opened under this id."""
-
-    def last_sequence(self, run: RunId) -> int:
-        """Return the highest sequence debited in the run; 0: none."""
-
-    def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
-        """Charge the releases of one message and keep its bytes, durably, before they may leave."""
-
-    def charge(self, run: RunId, through: int) -> Standing:
-        """Debit all sequences up to this one without their bytes: others have released them. The operator's word."""
-
-    def acknowledge(self, run: RunId, sequence: int) -> None:
-        """Drop the bytes of all sequences up to this one; a crash may bring them back, which is harmless."""
-
-    def pending(self, run: RunId) -> list[tuple[int, bytes]]:
-        """Return the (sequence, bytes) not acknowledged, oldest first: resend those very bytes, free."""
-
-    def standing(self, run: RunId) -> Standing:
-        """Return what the run has spent."""
-
-    def standings(self) -> list[Standing]:
-        """Return every run's, oldest first."""
-
-    def keeps_budget(self, shard: ShardIdentity) -> bool:
-        """Tell whether the operator set a budget for these records, here or beside, in a run without a seed."""
-
-    def close(self) -> None:
-        """Let the ledger go, and the shard that it holds."""
-
-
-class MemoryLedger:
-    """The rules of a ledger, in memory: the twin for tests and for the simulator."""
+class Ledger:
+    """The rules of a ledger; one caller at a time. In memory, for tests and for the simulator."""
 
     def __init__(
         self,
         edge_id: EdgeId | None = None,
         *,
         accountant: Accountant | None = None,
-        siblings: Siblings | None = None,
+        slot: Slot
+        | None = None,  # with other ledgers beside: a budget is a ceiling on the records, whichever releases
     ) -> None:
         self._edge_id = edge_id or new_edge_id()
         self._accountant = accountant or _ask_here
-        self._siblings = siblings or NoSiblings()
+        self._slot = slot
         self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
         self._active: RunId | None = None
 
@@ -276,17 +198,18 @@ class MemoryLedger:
         return self._edge_id
 
     def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
-        """Begin or resume a run.
+        """Begin or resume a run; the ledger debits this run until another is opened.
 
+        Open once for each set of random streams: with the shuffled sampler a new key begins a new epoch.
         A budget binds every later run on the same records, whatever that run asks for: the operator's once
         set, a scenario's once something was released under it, so that no cloud can stop others for nothing.
-        `replace_budget` is the word of whoever owns the data that this one shall bind instead.
+        `replace_budget` is the word of the owner of the data that this one shall bind instead.
         A ledger that has charged one shard of a cut takes no other of it: OtherShardError. Under a budget of
         the operator, what the siblings spent on the same records counts, and none may spend at the same time.
         """
         known = self._find(account.run)
         if known is not None:
-            account = resumed(known.account, account, replace_budget=replace_budget)
+            account = _resumed(known.account, account, replace_budget=replace_budget)
         for entry in reversed(self._entries.values()):
             if entry.charges and entry.account.shard.is_beside(account.shard):
                 raise OtherShardError(account.run, entry.account.shard, account.shard)
@@ -300,20 +223,24 @@ class MemoryLedger:
                 replace(e, account=replace(e.account, budget=account.budget, own_budget=account.own_budget))
                 for e in touching
             ]
-        accounts = (account, *(e.account for e in touching))
-        budgeted = any(one.operator_budget is not None for one in accounts)
-        beside = self._siblings.claim(account, budgeted=budgeted, replace_budget=replace_budget)
+        beside = Neighbours()
+        if self._slot is not None:
+            accounts = (account, *(e.account for e in touching))
+            budgeted = any(one.operator_budget is not None for one in accounts)
+            beside = self._slot.claim(account, budgeted=budgeted, replace_budget=replace_budget)
         cap = _cap(account, [entry.standing() for entry in touching], beside, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
-        self._siblings.confirm()
-        entry.epoch = None  # whoever opens has a new key, and with it a new shuffle
+        if self._slot is not None:
+            self._slot.confirm()
+        entry.epoch = None  # a new key, and with it a new shuffle
         self._save_terms([entry, *touching])
         self._entries |= {changed.key: changed for changed in (entry, *touching)}
         self._active = account.run
         return self.standing(account.run)
 
     def renew_identity(self) -> EdgeId:
+        """Continue as a newcomer under a new id; what was spent on the records stays on the books."""
         edge_id = new_edge_id()
         self._save_identity(edge_id)
         self._edge_id, self._active = edge_id, None
@@ -322,14 +249,17 @@ class MemoryLedger:
         return edge_id
 
     def account(self, run: RunId) -> Account | None:
+        """Return the terms of a run that was opened under this id."""
         entry = self._find(run)
         return None if entry is None else entry.account
 
     def last_sequence(self, run: RunId) -> int:
+        """Return the highest sequence debited in the run; 0: none."""
         entry = self._find(run)
         return entry.last_sequence if entry is not None else 0
 
     def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+        """Charge the releases of one message and keep its bytes, durably, before they may leave."""
         entry = self._active_entry(run)
         if sequence != entry.last_sequence + 1:
             raise LocalProtocolError(
@@ -347,9 +277,10 @@ class MemoryLedger:
         entry.outbox[sequence] = payload
 
     def charge(self, run: RunId, through: int) -> Standing:
-        """Charge each missing release in full, past the budget too: it was made.
+        """Debit all sequences up to this one without their bytes: others have released them. The operator's word.
 
-        With the shuffled sampler that is the most that it can have cost: each may have begun an epoch of its own.
+        In full, past the budget too. With the shuffled sampler that is the most that each can have cost: it may have
+        begun an epoch.
         """
         entry = self._active_entry(run)
         if through <= entry.last_sequence:
@@ -365,6 +296,7 @@ class MemoryLedger:
         return entry.standing()
 
     def acknowledge(self, run: RunId, sequence: int) -> None:
+        """Drop the bytes of all sequences up to this one; a crash may bring them back, which is harmless."""
         entry = self._entry(run)
         if sequence > entry.last_sequence:
             raise RemoteProtocolError(
@@ -375,23 +307,31 @@ class MemoryLedger:
             del entry.outbox[old]
 
     def pending(self, run: RunId) -> list[tuple[int, bytes]]:
+        """Return the (sequence, bytes) not acknowledged, oldest first: resend those very bytes, free."""
         entry = self._find(run)
         return sorted(entry.outbox.items()) if entry is not None else []
 
     def standing(self, run: RunId) -> Standing:
+        """Return what the run has spent."""
         return self._entry(run).standing()
 
     def standings(self) -> list[Standing]:
+        """Return every run's, oldest first."""
         return [entry.standing() for entry in self._entries.values()]
 
     def keeps_budget(self, shard: ShardIdentity) -> bool:
+        """Tell whether the operator set a budget for these records, here or beside, in a run without a seed."""
         accounts = (entry.account for entry in self._entries.values())
         kept = (one for one in accounts if one.operator_budget is not None and not one.reproducible)
-        return any(one.shard.overlaps(shard) for one in kept) or self._siblings.keeps_budget(shard)
+        if any(one.shard.overlaps(shard) for one in kept):
+            return True
+        return self._slot is not None and self._slot.keeps_budget(shard)
 
     def close(self) -> None:
+        """Let the ledger go, and the shard that it holds."""
         self._active = None
-        self._siblings.release()
+        if self._slot is not None:
+            self._slot.release()
 
     def _find(self, run: RunId) -> Entry | None:
         return self._entries.get((self._edge_id, run))
@@ -408,17 +348,12 @@ class MemoryLedger:
             raise LocalProtocolError(f"run {run}: not the open one ({self._active})")
         return self._entry(run)
 
-    def _save_identity(self, edge_id: EdgeId) -> None:
-        """Keep a new id; nothing to do in memory."""
+    # What makes it durable, before the ledger in memory changes.
 
-    def _save_terms(self, entries: list[Entry]) -> None:
-        """Keep the terms of these accounts; nothing to do in memory."""
-
-    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
-        """Keep a debit and its bytes; nothing to do in memory."""
-
-    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
-        """Keep a charge without bytes; nothing to do in memory."""
+    def _save_identity(self, edge_id: EdgeId) -> None: ...
+    def _save_terms(self, entries: list[Entry]) -> None: ...
+    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None: ...
+    def _save_charge(self, entry: Entry, through: int, charges: int) -> None: ...
 
 
 def new_edge_id() -> EdgeId:

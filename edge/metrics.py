@@ -72,7 +72,7 @@ def read_edges(clients: Sequence[EdgeClient], curves: SpentCurves) -> Readings:
     readings: dict[Family, Reading] = {
         RUN_INFO: {client.run: 1 for client in clients},
         STATE: Counter(_state(client.session.phase) for client in clients),
-        CONNECTED: sum(client.channel is not None and client.channel.connected for client in clients),
+        CONNECTED: sum(client.connection.connected for client in clients),
         RELEASES: sum(client.session.last_sequence for client in clients),
         RESENT: sum(client.resent for client in clients),
         RECONNECTS: sum(client.lost_connections for client in clients),
@@ -97,15 +97,18 @@ def _privacy(
     if not standings or len(deltas) != 1:
         return {}
     [delta] = deltas
-    readings: dict[Family, Reading] = {DELTA: delta}
     spent = [_epsilon(standing, delta, curves) for standing in standings]
-    known = [epsilon for epsilon in spent if epsilon is not None]
-    if len(known) == len(spent):
-        readings[EPSILON] = max(known)
-    if budgets := [each.account.budget.epsilon for each in standings if each.account.budget is not None]:
-        readings[BUDGET] = min(budgets)
-    if shares := [_share(each) for each in standings if each.cap is not None]:
-        readings[USED] = max(shares)
+    known = [] if None in spent else [epsilon for epsilon in spent if epsilon is not None]
+    budgets = [each.account.budget.epsilon for each in standings if each.account.budget is not None]
+    shares = [
+        1.0 if each.exhausted or not each.cap else min(1.0, each.charges / each.cap)
+        for each in standings
+        if each.cap is not None
+    ]
+    readings: dict[Family, Reading] = {DELTA: delta}
+    for family, values, worst in ((EPSILON, known, max), (BUDGET, budgets, min), (USED, shares, max)):
+        if values:
+            readings[family] = worst(values)
     return readings
 
 
@@ -126,10 +129,3 @@ def _epsilon(standing: Standing, delta: float, curves: SpentCurves) -> float | N
     if bound is not None and budget is not None and cap is not None and standing.charges <= cap:
         return min(bound, budget.epsilon)
     return bound
-
-
-def _share(standing: Standing) -> float:
-    assert standing.cap is not None
-    if standing.exhausted or standing.cap == 0:
-        return 1.0
-    return min(1.0, standing.charges / standing.cap)

@@ -1,13 +1,8 @@
 """Records that an edge brings itself (--data): read where they lie, described to no one, accounted once.
 
 A registry, one for all edges of a user on a machine, notes which state directory and data name keep the account of
-which file. Two accounts do not know of each other, so the same records in both would be paid for twice. A file is
-recognised by its path, by its place on the disk (a hard link, a bind mount, another name), or by its content (a copy).
+which file, recognised by its path, its place on the disk or its content: two accounts do not know of each other.
 Containers and users with registries of their own are not covered: docs/privacy.md says so.
-
-A state directory keeps the schema that its data were first read by, with the number of records that was asked for. A
-run with another one could learn from a refusal what the records hold (does every value lie in this range, are there a
-thousand?), so it needs the owner's word.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -69,24 +64,24 @@ class RecordFile:
             raise ConfigurationError(f"--data {str(path)!r}: is empty")
         return cls(resolved, status.st_dev, status.st_ino, digest)
 
-    def recognised_by(self, known: RecordFile) -> str:
-        """Say by what this is a registered file: "path", "content" or "place"; '' if it is another one.
+    def recognised_by(self, known: RecordFile) -> str | None:
+        """Say how this is a registered file, behind "known"; None if it is another one.
 
         A place on the disk is used again after its file is gone. It counts while the registered path still leads
         there (a hard link, a bind mount), and if that path leads nowhere: the file may have been renamed.
         """
         if self.path == known.path or self.path in known.path.parents or known.path in self.path.parents:
-            return "path"
+            return ""
         if self.digest == known.digest:
-            return "content"
+            return " with the same content"
         place = known.device, known.inode
         if (self.device, self.inode) != place:
-            return ""
+            return None
         try:
             status = known.path.stat()
         except OSError:
-            return "place"
-        return "place" if (status.st_dev, status.st_ino) == place else ""
+            return " by another name"
+        return " by another name" if (status.st_dev, status.st_ino) == place else None
 
     @property
     def key(self) -> tuple[str, int, int, str]:
@@ -126,18 +121,43 @@ def register(
     state directory that it is no longer part of. Without `keep` nothing is written.
     """
     path = registry_path() if registry is None else registry
+    mine = account.owner, str(account.directory), account.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with closing(sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)) as connection:
             path.chmod(0o600)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("BEGIN IMMEDIATE")
-            _create_table(connection, path)
+            [(version,)] = connection.execute("PRAGMA user_version")
+            if version not in (0, _VERSION):
+                raise ConfigurationError(
+                    f"registry of local data {path}: version {version}, and this program reads version {_VERSION};"
+                    " update it"
+                )
+            connection.execute(_SCHEMA)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            owned = connection.execute("SELECT * FROM owned").fetchall()
             if not take:
-                _refuse_copied_directory(connection, account)
-            _take_over(connection, file, account, take=take, forget=forget)
-            values = (*file.key, account.owner, str(account.directory), account.name)
-            connection.execute("INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                _refuse_copied_directory({Path(row[5]) for row in owned if row[4] == account.owner}, account)
+            for place, device, inode, digest, owner, directory, name in owned:
+                known, other = (
+                    RecordFile(Path(place), device, inode, digest),
+                    DataAccount(owner, Path(directory), name),
+                )
+                how = file.recognised_by(known)
+                if how is None or (owner, name) == (account.owner, account.name):
+                    continue
+                if not (name in forget if owner == account.owner else take):
+                    told = f"--data {str(file.path)!r}: known{how} as {str(known.path)!r}, whose privacy is accounted"
+                    raise ConfigurationError(f"{told} in {_remedy(account, other)}")
+                connection.execute(  # it stays known by all that it was known by
+                    "UPDATE owned SET owner = ?, directory = ?, name = ?"
+                    " WHERE path = ? AND device = ? AND inode = ? AND digest = ?",
+                    (*mine, *known.key),
+                )
+            connection.execute(
+                "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)", (*file.key, *mine)
+            )
             connection.execute(  # where it is now: at another place it has moved, or one of the two is a copy
                 "UPDATE owned SET directory = ? WHERE owner = ?", (str(account.directory), account.owner)
             )
@@ -149,70 +169,27 @@ def register(
         ) from error
 
 
-def _create_table(connection: sqlite3.Connection, path: Path) -> None:
-    [(version,)] = connection.execute("PRAGMA user_version")
-    if version not in (0, _VERSION):
-        raise ConfigurationError(
-            f"registry of local data {path}: version {version}, and this program reads version {_VERSION}; update it"
-        )
-    connection.execute(_SCHEMA)
-    connection.execute(f"PRAGMA user_version = {_VERSION}")
-
-
-def _refuse_copied_directory(connection: sqlite3.Connection, account: DataAccount) -> None:
+def _refuse_copied_directory(others: Iterable[Path], account: DataAccount) -> None:
     """Refuse a state directory whose original is still where it was: neither knows what the other spends."""
-    for (known,) in connection.execute(
-        "SELECT DISTINCT directory FROM owned WHERE owner = ?", (account.owner,)
-    ).fetchall():
-        other = Path(known)
-        if other == account.directory or directory_id(other) != account.owner:
-            continue
-        if not other.samefile(account.directory):
+    mine = account.directory
+    for other in others:
+        if other != mine and directory_id(other) == account.owner and not other.samefile(mine):
             raise ConfigurationError(
-                f"--state-dir {str(account.directory)!r}: is a copy of state directory {known!r}, which is still"
-                f" there: neither knows what is spent in the other; use --state-dir {known}, or, where this one has"
+                f"--state-dir {str(mine)!r}: is a copy of state directory {str(other)!r}, which is still"
+                f" there: neither knows what is spent in the other; use --state-dir {other}, or, where this one has"
                 " the newer ledgers, take the account over once with --take-data"
             )
 
 
-def _take_over(
-    connection: sqlite3.Connection,
-    file: RecordFile,
-    account: DataAccount,
-    *,
-    take: bool,
-    forget: Collection[str],
-) -> None:
-    """Move what may be the same records to this account, as the owner said; refuse what the owner did not say."""
-    for path, device, inode, digest, owner, directory, name in connection.execute(
-        "SELECT * FROM owned"
-    ).fetchall():
-        known = RecordFile(Path(path), device, inode, digest)
-        recognised = file.recognised_by(known)
-        if not recognised or (owner, name) == (account.owner, account.name):
-            continue
-        if not (name in forget if owner == account.owner else take):
-            raise _refusal(file, account, known, recognised, DataAccount(owner, Path(directory), name))
-        connection.execute(  # it stays known by all that it was known by
-            "UPDATE owned SET owner = ?, directory = ?, name = ?"
-            " WHERE path = ? AND device = ? AND inode = ? AND digest = ?",
-            (account.owner, str(account.directory), account.name, *known.key),
-        )
-
-
-def _refusal(
-    file: RecordFile, account: DataAccount, known: RecordFile, recognised: str, other: DataAccount
-) -> ConfigurationError:
-    how = {"path": "", "place": " by another name", "content": " with the same content"}[recognised]
-    told = f"--data {str(file.path)!r}: known{how} as {str(known.path)!r}, whose privacy is"
+def _remedy(account: DataAccount, other: DataAccount) -> str:
     if other.owner != account.owner:
-        return ConfigurationError(
-            f"{told} accounted in state directory {str(other.directory)!r} (data name {other.name!r}); use"
+        return (
+            f"state directory {str(other.directory)!r} (data name {other.name!r}); use"
             f" --state-dir {other.directory} --data-name {other.name}, or, where nothing was released of these records"
             " there or its ledgers were moved here, take the account over once with --take-data"
         )
-    return ConfigurationError(
-        f"{told} accounted in this state directory under --data-name {other.name}, not {account.name}: one file is"
+    return (
+        f"this state directory under --data-name {other.name}, not {account.name}: one file is"
         f" one account, whatever is changed in it; use --data-name {other.name}. Only where these are other records"
         f" now, add --forget-account {other.name} once: what was spent under {other.name} then no longer counts for"
         " them, and a record that is in both pays both totals"
@@ -228,15 +205,6 @@ def _digest(path: Path) -> str:
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
         whole.update(f"{file.relative_to(path).as_posix()}\0{_digest(file)}\n".encode())
     return whole.hexdigest()
-
-
-def check_name(name: str) -> str:
-    """Return the name of the data; raise ConfigurationError if it is no plain one."""
-    if not re.fullmatch(_NAME, name):
-        raise ConfigurationError(
-            f"--data-name {name!r}: must be 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
-        )
-    return name
 
 
 @dataclass(slots=True)
@@ -255,7 +223,9 @@ class OwnData:
     _claimed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        allowed = "1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
+        if not re.fullmatch(_NAME, self.name):
+            raise ConfigurationError(f"--data-name {self.name!r}: must be {allowed}")
 
     def check(self) -> None:
         """Raise ConfigurationError if the data cannot be read, or belong to another account."""
@@ -267,13 +237,13 @@ class OwnData:
         Reading takes at most `memory` bytes: the cloud declares how wide a record becomes.
         """
         self._accept(schema, least)
-        if self._kept is not None and self._kept[0] == schema:
-            samples = self._kept[1]
-        else:
+        if self._kept is None or self._kept[0] != schema:
             with at_most(memory):
-                samples = read_samples(self.path, schema)
+                self._kept = schema, read_samples(self.path, schema)
+        samples = self._kept[1]
         self._reads += 1
-        self._kept = (schema, samples) if self._reads < self.edges else None
+        if self._reads >= self.edges:
+            self._kept = None
         return samples
 
     def claim(self) -> None:
@@ -290,7 +260,11 @@ class OwnData:
         register(file, account, take=self.take, forget=self.forget, keep=keep)
 
     def _accept(self, schema: DataSchema, least: int) -> None:
-        """Keep the first schema, before anything is read by it; refuse another one unless the owner says so."""
+        """Keep the first schema, before anything is read by it; refuse another one unless the owner says so.
+
+        A run with another one could learn from a refusal what the records hold: does every value lie in this range,
+        are there a thousand?
+        """
         text = json.dumps(asdict(replace(schema, records_at_least=least)), sort_keys=True)
         with closing(StateDirectory(self.state_dir)) as state:
             kept = state.keep_schema(self.name, text, replace=self.new_schema)

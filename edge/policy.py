@@ -62,12 +62,11 @@ class OperatorPolicy:
         return self.law is not None and describe_law(self.law).made.protects
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """What a welcome would have this edge do with its records."""
 
     kind: ReleaseKind  # its law is None where the run neither clips nor noises
-    shard: ShardIdentity
     owned: bool  # the records are the owner's (`is_owned`), not a public data set that is known by its name
     seed: int | None = None
 
@@ -100,9 +99,18 @@ def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> 
 
     `budget_kept` is what the ledgers say: the operator set a budget for these records in a run without a seed.
     """
-    _check_steps(policy, proposal)
-    _check_noise(policy, proposal)
-    _check_protection(policy, proposal)
+    steps, reason = proposal.kind.mechanism.steps, _weakness(proposal.kind)
+    if steps > policy.most_steps:
+        raise PolicyError(
+            f"local.steps = {steps}: every message of this run takes {steps} gradients, each charged as a release, and"
+            f" this edge makes at most {policy.most_steps}; permit more with --most-local-steps {steps}"
+        )
+    _check_noise(policy, proposal.kind)
+    if proposal.owned and reason and not policy.allow_unprotected:
+        raise PolicyError(
+            f"this run would release this edge's own records without protection: {reason}; permit it with"
+            " --allow-unprotected"
+        )
     _check_seed(policy, proposal, budget_kept=budget_kept)
 
 
@@ -122,15 +130,12 @@ def is_owned(data_set: str) -> bool:
 
 def check_code(policy: OperatorPolicy, key: str, name: str) -> None:
     """Raise PolicyError where a run names code of its own that the operator did not allow."""
-    if name not in policy.allowed:
+    if is_dotted(name) and name not in policy.allowed:
         raise PolicyError(f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}")
 
 
 def check_data(policy: OperatorPolicy, name: str) -> None:
-    """Raise PolicyError unless the run is about the records that this edge has: its own, or a data set that all hold.
-
-    Whoever gives records of their own wants these to be used, and whoever gives none has none to use.
-    """
+    """Raise PolicyError unless the run is about this edge's own records, or it brings none."""
     if name == LOCAL and policy.data_name is None:
         raise PolicyError(
             f"data.set = {LOCAL!r}: in this run every edge brings its own records; take part with --data FILE"
@@ -167,36 +172,26 @@ def check_claims(mine: Claim, others: Iterable[Claim]) -> None:
     together pass the budget.
     """
     for other in others:
-        if (mine.budgeted or other.budgeted) and mine.shard.overlaps(other.shard):
-            kind, _, name = mine.shard.dataset.partition(":")
-            if kind == LOCAL:
-                raise PolicyError(
-                    f"--data: the edge in slot {other.slot!r} of this state directory releases records of --data-name"
-                    f" {name}, too, and all records of one name count as the same; under --total-epsilon no two"
-                    " edges release the same records at the same time. Where these are other records, give each edge"
-                    " its own --state-dir; else take part after that edge has ended"
-                )
+        if not (mine.budgeted or other.budgeted) or not mine.shard.overlaps(other.shard):
+            continue
+        slot = f"the edge in slot {other.slot!r} of this state directory"
+        rule = "under --total-epsilon no two edges release the same records at the same time"
+        kind, _, name = mine.shard.dataset.partition(":")
+        if kind == LOCAL:
             raise PolicyError(
-                f"shard {mine.shard.index} ({mine.shard.partition}): the edge in slot {other.slot!r} of this state"
-                f" directory holds shard {other.shard.index} ({other.shard.partition}), and a record may lie in"
-                " both; under --total-epsilon no two edges release the same records at the same time."
-                " Take part after that edge has ended, or in a run whose shards are disjoint"
+                f"--data: {slot} releases records of --data-name {name}, too, and all records of one name count as the"
+                f" same; {rule}. Where these are other records, give each edge its own --state-dir; else take part"
+                " after that edge has ended"
             )
-
-
-def _check_steps(policy: OperatorPolicy, proposal: Proposal) -> None:
-    """Refuse a run whose messages take more gradients, and charge more releases, than the operator permits."""
-    steps = proposal.kind.mechanism.steps
-    if steps > policy.most_steps:
         raise PolicyError(
-            f"local.steps = {steps}: every message of this run takes {steps} gradients, each charged as a release, and"
-            f" this edge makes at most {policy.most_steps}; permit more with --most-local-steps {steps}"
+            f"shard {mine.shard.index} ({mine.shard.partition}): {slot} holds shard {other.shard.index}"
+            f" ({other.shard.partition}), and a record may lie in both; {rule}. Take part after that edge has ended,"
+            " or in a run whose shards are disjoint"
         )
 
 
-def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
+def _check_noise(policy: OperatorPolicy, kind: ReleaseKind) -> None:
     """Refuse a run whose releases guarantee less than the operator asked for."""
-    kind = proposal.kind
     if kind.law is None and policy.law is not None:
         raise PolicyError(
             "work.private = False: this run neither clips nor noises, and this edge's operator asked for noise;"
@@ -204,19 +199,37 @@ def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
         )
     if not policy.asks_for_a_guarantee:
         return
-    guarantee = kind.guarantee(Adjacency.ZERO_OUT)
-    if not guarantee.is_private:
+    given = kind.guarantee(Adjacency.ZERO_OUT)
+    if not given.is_private:
         raise PolicyError(
-            f"this edge's operator asked for noise, and this run's would not protect: {guarantee.reason}"
+            f"this edge's operator asked for noise, and this run's would not protect: {given.reason}"
         )
     if policy.parameters and policy.law is not None:
         promise = noise_law(policy.law, policy.parameters).promise()
-        asked = " ".join(_option(name, value) for name, value in policy.parameters.items())
-        if promise.epsilon is not None:
-            _check_floor(asked, promise.epsilon, "ε", guarantee.epsilon, kind, at_most=True)
-        if promise.noise_multiplier is not None:
-            multiplier = guarantee.noise_multiplier
-            _check_floor(asked, promise.noise_multiplier, "z", multiplier, kind, at_most=False)
+        least, most = promise.noise_multiplier, promise.epsilon
+        if most is not None and not (given.epsilon is not None and given.epsilon <= most * (1 + _ROUNDING)):
+            raise _below_the_floor(policy, kind, "ε", given.epsilon, f"most {most:g}")
+        z = given.noise_multiplier
+        if least is not None and not (z is not None and z >= least * (1 - _ROUNDING)):
+            raise _below_the_floor(policy, kind, "z", z, f"least {least:g}")
+
+
+def _below_the_floor(
+    policy: OperatorPolicy, kind: ReleaseKind, symbol: str, given: float | None, must: str
+) -> PolicyError:
+    """Refuse a release that guarantees less than was asked for, or something that cannot be compared with it."""
+    options = {"epsilon": "--epsilon ", "noise_multiplier": "--noise-multiplier "}
+    asked = " ".join(
+        f"{options.get(name, f'--noise-parameter {name}=')}{value:g}"
+        for name, value in policy.parameters.items()
+    )
+    has = "no such guarantee" if given is None else f"{symbol} = {given:g}"
+    mechanism = kind.mechanism
+    return PolicyError(
+        f"{asked}: one release of this run guarantees {has} under zero-out adjacency, before"
+        f" amplification, with privacy.clipping = {mechanism.clipping.name!r}, data.sampler ="
+        f" {mechanism.sampler.name!r} and batch_size = {mechanism.batch_size}; must be at {must}. {_REMEDY}"
+    )
 
 
 def _weakness(kind: ReleaseKind) -> str:
@@ -230,41 +243,6 @@ def _weakness(kind: ReleaseKind) -> str:
     if multiplier is not None and not multiplier >= LEAST_MULTIPLIER * (1 - _ROUNDING):
         return f"the noise is as good as none: one release has z = {multiplier:g}, less than {LEAST_MULTIPLIER:g}"
     return ""
-
-
-def _check_protection(policy: OperatorPolicy, proposal: Proposal) -> None:
-    """Refuse to release the owner's records without protection, unless the owner has said so."""
-    reason = _weakness(proposal.kind)
-    if proposal.owned and reason and not policy.allow_unprotected:
-        raise PolicyError(
-            f"this run would release this edge's own records without protection: {reason}; permit it with"
-            " --allow-unprotected"
-        )
-
-
-def _option(name: str, value: float) -> str:
-    """Return the option of `mapa edge` that sets a parameter."""
-    if name in ("epsilon", "noise_multiplier"):
-        return f"--{name.replace('_', '-')} {value:g}"
-    return f"--noise-parameter {name}={value:g}"
-
-
-def _check_floor(
-    option: str, asked: float, symbol: str, given: float | None, kind: ReleaseKind, *, at_most: bool
-) -> None:
-    """Refuse a release that guarantees less than was asked for, or something that cannot be compared with it."""
-    if given is not None:
-        enough = given <= asked * (1 + _ROUNDING) if at_most else given >= asked * (1 - _ROUNDING)
-        if enough:
-            return
-    has = "no such guarantee" if given is None else f"{symbol} = {given:g}"
-    mechanism = kind.mechanism
-    raise PolicyError(
-        f"{option}: one release of this run guarantees {has} under zero-out adjacency, before"
-        f" amplification, with privacy.clipping = {mechanism.clipping.name!r}, data.sampler ="
-        f" {mechanism.sampler.name!r} and batch_size = {mechanism.batch_size}; must be at"
-        f" {'most' if at_most else 'least'} {asked:g}. {_REMEDY}"
-    )
 
 
 def _check_seed(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> None:

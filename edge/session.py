@@ -35,64 +35,40 @@ class Phase(Enum):
 
 
 BUSY = frozenset({Phase.PREPARING, Phase.MAKING, Phase.RENEWING})  # the shell owes the outcome of an effect
-WELCOMED = frozenset(
-    {Phase.WAITING, Phase.MAKING, Phase.PUSHING}
-)  # a welcome is followed: models can be read
+WELCOMED = frozenset({Phase.WAITING, Phase.MAKING, Phase.PUSHING})  # models can be read
 _LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answers to a hello count
 _TRIES = 3  # hellos without an answer until an edge that took no part believes that the run has ended
 
 
-# -- events: the connection, the clock, the operator. From the cloud: Welcome, Refuse, ModelReceived, Presence, Halt.
+# -- events; from the cloud also Welcome, Refuse, ModelReceived, Presence and Halt -------------------------
+
+
+class Signal(Enum):
+    """Events that are told by their name alone."""
+
+    CONNECTED = "connected"  # the broker is there, for the first time or again
+    DISCONNECTED = "disconnected"
+    UNANSWERED = "unanswered"  # what the edge last sent has had no answer for too long
+    WENT_AWAY = "went away"  # the device's time is over for now
+    CAME_BACK = "came back"
+    OTHER_SHARD_HELD = (
+        "other shard held"  # outcome of Prepare: the ledger holds another shard of the cut: ask for it
+    )
+    IDENTITY_RENEWED = "identity renewed"  # outcome of RenewIdentity: another id, with an empty account
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
-    """The broker is there, for the first time or again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection to the broker is lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """What the edge last sent has had no answer for too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveWanted:
-    """The operator ends this edge."""
-
-    reason: str
-    code: int = EXIT_DONE
-
-
-@dataclass(frozen=True, slots=True)
-class WentAway:
-    """The device's time is over for now."""
-
-
-@dataclass(frozen=True, slots=True)
-class CameBack:
-    """The device's time begins again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """The shell cannot go on: no broker, no memory, a run that diverges."""
+class Ending:
+    """The operator ends this edge, or the shell cannot go on or may not do what an effect asks for."""
 
     code: int
     text: str
-    unreachable: bool = False  # it is the broker that cannot be had: nothing more can be said
-
-
-# -- events: the outcome of an effect
+    leave: str | None = None  # the reason that the cloud is told; None: it is told nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The welcome is followed."""
+    """Outcome of Prepare: the welcome is followed."""
 
     rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
     slow: bool = False  # the scenario gives it a device that takes its time over a gradient
@@ -100,67 +76,24 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherShardHeld:
-    """The welcome deals a shard that the ledger does not hold: ask for the one that it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class WelcomeDeclined:
-    """The welcome cannot be followed."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class TimeTaken:
-    """The device has taken its time."""
+    """Outcome of TakeTime."""
 
     number: int  # of the TakeTime
 
 
 @dataclass(frozen=True, slots=True)
 class GradientDebited:
-    """A gradient was made, debited and put into the outbox."""
+    """Outcome of MakeGradient: it was made, debited and put into the outbox."""
 
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetSpent:
-    """The ledger permits no further release."""
-
-    cap: int | None = None  # R_k, where that is why: ε may be less than the budget
+Outcome = Prepared | TimeTaken | GradientDebited
+SessionEvent = Welcome | Refuse | ModelReceived | Presence | Halt | Signal | Ending | Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class IdentityRenewed:
-    """The edge has another id, with an empty account."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityKept:
-    """The edge may take no other id."""
-
-    text: str
-
-
-FromCloud = Welcome | Refuse | ModelReceived | Presence | Halt
-Outcome = (
-    Prepared
-    | OtherShardHeld
-    | WelcomeDeclined
-    | TimeTaken
-    | GradientDebited
-    | BudgetSpent
-    | IdentityRenewed
-    | IdentityKept
-)
-SessionEvent = (
-    FromCloud | Connected | Disconnected | Unanswered | LeaveWanted | WentAway | CameBack | GivenUp | Outcome
-)
-
-
-# -- effects
+# -- effects ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +105,7 @@ class SayHello:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Take the shard and the mechanism that the welcome names, or see that they are those taken before.
-
-    Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
-    """
+    """Take the shard and the mechanism that the welcome names, or see that they are those taken before."""
 
     admission: Welcome
 
@@ -189,7 +119,7 @@ class Reroute:
 
 @dataclass(frozen=True, slots=True)
 class TakeTime:
-    """Sleep for the extra time the emulated device would need for this gradient. Its outcome: TimeTaken.
+    """Sleep for the extra time the emulated device would need for this gradient.
 
     Before the gradient is made: no record was touched yet, and giving up costs nothing.
     """
@@ -200,7 +130,7 @@ class TakeTime:
 
 @dataclass(frozen=True, slots=True)
 class MakeGradient:
-    """Make the gradient of this sequence and debit it. Its outcome: GradientDebited, BudgetSpent or GivenUp."""
+    """Make the gradient of this sequence and debit it."""
 
     sequence: int
     received: ModelReceived
@@ -222,7 +152,7 @@ class DropOutbox:
 
 @dataclass(frozen=True, slots=True)
 class RenewIdentity:
-    """The ledger of this edge id is lost: take another id. Its outcome: IdentityRenewed or IdentityKept."""
+    """The ledger of this edge id is lost: take another id, if that may be."""
 
     last_sequence: int  # of this id, by the word of the cloud: more than the ledger has
 
@@ -271,14 +201,6 @@ class CloudWatch:
         self.online = presence.incarnation
         return before is None or not before.online or before.nonce != presence.nonce
 
-    def answered(self, number: int) -> None:
-        """Note a welcome to this hello: if the hello was sent after the halt was heard, the cloud still serves."""
-        if number > self.halt_after:
-            self.halt = None
-
-    def forget_halt(self) -> None:
-        self.halt, self.halt_after = None, 0
-
     @property
     def ended(self) -> bool:
         """Whether the last cloud heard of has said goodbye, and is the one that the halt is of."""
@@ -314,7 +236,6 @@ class EdgeSession:
     hellos: int = field(default=0, init=False)  # said so far: the number of the newest
     answered: int = field(default=0, init=False)  # number of the hello that the last welcome answered
     tries: int = field(default=0, init=False)  # since something was last answered
-    late: int = field(default=0, init=False)  # models of another incarnation, which did not count
     slow: bool = field(default=False, init=False)  # the device takes its time, by the last welcome
     leaving: bool = field(default=False, init=False)  # away once the gradient under way is pushed
     waits: int = field(default=0, init=False)  # so far: the number of the newest
@@ -326,13 +247,20 @@ class EdgeSession:
         if self.phase is Phase.DONE:
             return []
         match event:
-            case Connected():
-                return self._connected()
-            case Disconnected():
+            case Signal.CONNECTED:
+                self.connected = True
+                return self._greet_now() if self.phase is Phase.REROUTING else self._greet()
+            case Signal.DISCONNECTED:
                 self.connected = False
                 return []
-            case Unanswered():
+            case Signal.UNANSWERED:
                 return self._again()
+            case Signal.WENT_AWAY:
+                return self._away()
+            case Signal.CAME_BACK:
+                self.leaving = False
+                # as another process would, so that a late leave is known for one
+                return self._reroute(returned=True) if self.phase is Phase.AWAY else []
             case Welcome():
                 return self._admitted(event)
             case Refuse():
@@ -343,45 +271,25 @@ class EdgeSession:
                 return self._presence(event)
             case Halt():
                 return self._halt(event)
-            case LeaveWanted():
-                told = self.hellos > 0  # else the cloud does not know of this edge
-                return self._done(event.code, f"left: {event.reason}", event.reason if told else None)
-            case WentAway():
-                return self._away()
-            case CameBack():
-                return self._back()
-            case GivenUp():
-                told = self.hellos > 0 and not event.unreachable  # lest the cloud wait
-                return self._done(event.code, event.text, "failed" if told else None)
-            case _:
-                return self._outcome(event)
-
-    def _outcome(self, event: Outcome) -> list[SessionEffect]:
-        """Go on after an effect whose outcome only the shell can know."""
-        match event, self.phase:
-            case Prepared(rerouted=rerouted, slow=slow, announced=announced), Phase.PREPARING:
+            case Ending(code=code, text=text, leave=leave):
+                return self._done(
+                    code, text, leave if self.hellos else None
+                )  # else no cloud knows of this edge
+            # outcomes of effects, which only the shell can know
+            case Prepared(rerouted=rerouted, slow=slow, announced=announced) if self.phase is Phase.PREPARING:
                 self.slow = slow
                 self.overtaken = self.overtaken or not announced
                 return self._reroute() if rerouted else self._settled()
-            case OtherShardHeld(), Phase.PREPARING:
+            case Signal.OTHER_SHARD_HELD if self.phase is Phase.PREPARING:
                 return self._greet_now()
-            case WelcomeDeclined(text=text), Phase.PREPARING:
-                return self._done(EXIT_REFUSED, text, "refused")
-            case TimeTaken(number=number), _ if 0 < number <= self.waits:
+            case TimeTaken(number=number) if 0 < number <= self.waits:
                 return self._time_taken(number)
-            case GradientDebited(sequence=sequence), Phase.MAKING:
+            case GradientDebited(sequence=sequence) if self.phase is Phase.MAKING:
                 self.last_sequence = self.pending = self.awaited = sequence
                 self.pending_incarnation = self.incarnation
                 return self._push(sequence)
-            case BudgetSpent(cap=cap), Phase.MAKING:
-                spent = "the privacy budget is spent: it permits no further release on the terms of this run"
-                return self._done(
-                    EXIT_DONE, spent if cap is None else f"all R_k = {cap} releases are made", "budget"
-                )
-            case IdentityRenewed(), Phase.RENEWING:
+            case Signal.IDENTITY_RENEWED if self.phase is Phase.RENEWING:
                 return self._renewed()
-            case IdentityKept(text=text), Phase.RENEWING:
-                return self._done(EXIT_REFUSED, text)
             case _:
                 raise LocalProtocolError(f"{event} in phase {self.phase.value}: nothing asked for it")
 
@@ -391,12 +299,6 @@ class EdgeSession:
         return [stop] if leave is None else [SayLeave(leave), stop]
 
     # -- hellos and connections -----------------------------------------------------------------------
-
-    def _connected(self) -> list[SessionEffect]:
-        self.connected = True
-        if self.phase is Phase.REROUTING:
-            return self._greet_now()
-        return self._greet()
 
     def _greet(self) -> list[SessionEffect]:
         """Say hello as soon as it can be answered; nothing else counts before the answer."""
@@ -435,7 +337,7 @@ class EdgeSession:
         """Start over under another id, with what is known of the cloud."""
         self.last_sequence = self.applied = self.awaited = self.hellos = self.answered = self.tries = 0
         self.pending = self.pending_incarnation = self.incarnation = None
-        self.cloud.forget_halt()
+        self.cloud.halt, self.cloud.halt_after = None, 0
         return self._reroute()
 
     # -- answers --------------------------------------------------------------------------------------
@@ -444,7 +346,8 @@ class EdgeSession:
         if self.phase not in _LISTENING or admission.number <= self.answered:
             return []  # it answers an older hello, or has come before
         self.answered, self.tries = admission.number, 0
-        self.cloud.answered(admission.number)
+        if admission.number > self.cloud.halt_after:
+            self.cloud.halt = None  # the hello was sent after the halt was heard: the cloud still serves
         self.incarnation, self.applied = admission.incarnation, admission.last_sequence
         self.phase = Phase.PREPARING
         return [Prepare(admission)]
@@ -500,10 +403,7 @@ class EdgeSession:
     def _model(self, received: ModelReceived) -> list[SessionEffect]:
         if self.phase not in (Phase.WAITING, Phase.PUSHING):
             return []
-        if received.incarnation != self.incarnation:
-            self.late += 1
-            return []
-        if received.acknowledged < self.awaited:
+        if received.incarnation != self.incarnation or received.acknowledged < self.awaited:
             return []  # an answer to something older; what is owed is still owed
         self.pending, self.tries = None, 0
         self.phase = Phase.MAKING
@@ -538,11 +438,6 @@ class EdgeSession:
         told = self.connected and self.hellos > 0
         self.phase, self.leaving, self.overtaken = Phase.AWAY, False, False
         return [SayLeave(AWAY)] if told else []
-
-    def _back(self) -> list[SessionEffect]:
-        """Come back as another process would, so that a late leave is known for one."""
-        self.leaving = False
-        return self._reroute(returned=True) if self.phase is Phase.AWAY else []
 
     # -- presence and halt ----------------------------------------------------------------------------
 

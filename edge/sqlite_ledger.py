@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.records.regular import open_below, sync_path
-from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, Siblings, new_edge_id
+from edge.ledger import Account, Accountant, Entry, Ledger, ShardIdentity, new_edge_id
+
+if TYPE_CHECKING:
+    from edge.state_directory import Slot
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
@@ -58,150 +60,7 @@ TERMS = (
     *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "mechanism"),
     *("total_epsilon", "total_delta", "own_budget", "reproducible", "most_releases"),
 )
-
-
-def create(path: Path, edge_id: EdgeId) -> None:
-    """Put a whole new ledger in its place at once: a half-made one is never taken for an empty one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        connection = sqlite3.connect(draft, isolation_level=None)
-        try:
-            connection.executescript(_SCHEMA)
-            connection.execute("INSERT INTO edge VALUES (?)", (edge_id,))
-        finally:
-            connection.close()  # the last to close folds the WAL into the file
-        sync_path(draft)
-        os.link(draft, path)
-        sync_path(path.parent)
-    except FileExistsError:
-        pass  # another process was first; the lock decides
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigurationError(f"ledger {path}: cannot be created: {error}") from error
-    finally:
-        for suffix in ("", "-wal", "-shm"):  # a full disk keeps the WAL from being folded in
-            Path(f"{draft}{suffix}").unlink(missing_ok=True)
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    try:
-        path.chmod(0o600)
-        connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?mode=rw",
-            uri=True,
-            timeout=0,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigurationError(f"ledger {path}: cannot be opened: {error}") from error
-    try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first read: held until closed
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(
-            "PRAGMA wal_autocheckpoint = 256"
-        )  # 2 MB: one machine may hold hundreds of ledgers
-        connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk there
-        _bound(connection)
-        [(application,)] = connection.execute("PRAGMA application_id")
-        [(version,)] = connection.execute("PRAGMA user_version")
-        if application != _APPLICATION:
-            raise sqlite3.DatabaseError("not a ledger of this program")
-        if version != _VERSION:
-            raise ConfigurationError(_of_another_version(path, version))
-        _check_tables(connection)
-        connection.execute("BEGIN IMMEDIATE")  # refused where another process holds the file
-        connection.execute("COMMIT")
-        [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
-    except sqlite3.Error as error:
-        connection.close()
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-            raise ConfigurationError(
-                f"ledger {path}: another process holds it; one ledger serves one edge at a time"
-            ) from error
-        raise damaged(path, error) from error
-    except UnicodeDecodeError as error:  # sqlite3 quotes the file in its own error
-        connection.close()
-        raise damaged(path, error) from error
-    except ConfigurationError:
-        connection.close()
-        raise
-    return connection
-
-
-def _bound(connection: sqlite3.Connection) -> None:
-    """End whatever takes longer than a ledger can: a file of somebody else's making may ask for work without end."""
-    steps = itertools.count()
-    connection.set_progress_handler(lambda: int(next(steps) >= _MOST_STEPS), _STEP)
-
-
-def unbound(connection: sqlite3.Connection) -> None:
-    """Let a ledger that was opened work for as long as its edge lives."""
-    connection.set_progress_handler(None, 0)
-
-
-def _check_tables(connection: sqlite3.Connection) -> None:
-    """Refuse what no ledger has: views, triggers, virtual tables and columns compute, without end or of any size."""
-    connection.execute("PRAGMA trusted_schema = OFF")
-    for kind, name, made in connection.execute("SELECT type, name, sql FROM sqlite_master"):
-        plain = made is None if kind == "index" else kind == "table" and not _COMPUTES.search(made or "")
-        if not plain:
-            raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has plain tables alone")
-
-
-def _of_another_version(path: Path, version: int) -> str:
-    if version > _VERSION:
-        return f"ledger {path}: version {version}, and this program reads version {_VERSION}; update it"
-    return (
-        f"ledger {path}: version {version} of an earlier release, and this one reads version {_VERSION}. What was spent"
-        " stays spent: go on with the release that wrote it, or let these records rest and take part with others"
-        " (--state-dir). A new ledger would forget what was spent on this edge's records"
-    )
-
-
-def damaged(path: Path, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"ledger {path}: damaged ({error}); restore it from a copy."
-        " A new one would forget what was spent on this edge's records"
-    )
-
-
-def row_of(account: Account) -> dict[str, object]:
-    budget = account.budget
-    return {
-        "run": account.run,
-        "dataset": account.shard.dataset,
-        "partition": account.shard.partition,
-        "shard": account.shard.index,
-        "disjoint": int(account.shard.disjoint),
-        "mechanism": json.dumps(account.kind.fields(), sort_keys=True, separators=(",", ":")),
-        "total_epsilon": None if budget is None else budget.epsilon,
-        "total_delta": None if budget is None else budget.delta,
-        "own_budget": int(account.own_budget),
-        "reproducible": int(account.reproducible),
-        "most_releases": account.most_releases,
-    }
-
-
-def account_of(row: dict[str, Any]) -> Account:
-    """Return what a row says; ValueError and others where it is none."""
-    if any(isinstance(value, str) and len(value) > _LONGEST for value in row.values()):
-        raise ValueError(f"a text of more than {_LONGEST} characters")
-    budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
-    return Account(
-        run=RunId(row["run"]),
-        shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
-        kind=ReleaseKind.of_fields(json.loads(row["mechanism"])),
-        budget=budget,
-        own_budget=bool(row["own_budget"]),
-        reproducible=bool(row["reproducible"]),
-        most_releases=row["most_releases"],
-    )
-
-
+_KEPT = (*TERMS, "last_sequence", "charges")
 _UPSERT = (
     f"INSERT INTO account ({', '.join(TERMS)}) VALUES ({', '.join(':' + term for term in TERMS)})"
     " ON CONFLICT (edge_id, run) DO UPDATE SET total_epsilon = excluded.total_epsilon,"
@@ -209,9 +68,14 @@ _UPSERT = (
 )
 _DEBIT = "UPDATE account SET last_sequence = ?, charges = ? WHERE edge_id = ? AND run = ?"
 _DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
+# what parsing a file of unknown origin may raise
+_FAULTS = (
+    *(sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
+    ConfigurationError,
+)
 
 
-class SqliteLedger(MemoryLedger):
+class SqliteLedger(Ledger):
     """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
 
     def __init__(
@@ -220,62 +84,72 @@ class SqliteLedger(MemoryLedger):
         edge_id: EdgeId | None = None,
         *,
         accountant: Accountant | None = None,
-        siblings: Siblings | None = None,
+        slot: Slot | None = None,
     ) -> None:
         """Open the ledger of this directory; create it where there is none, with this id or a new one."""
         self.path = directory / FILE_NAME
-        super().__init__(accountant=accountant, siblings=siblings)
+        super().__init__(accountant=accountant, slot=slot)
         if not self.path.exists():
-            create(self.path, edge_id or new_edge_id())
-        self._connection: sqlite3.Connection | None = connect(self.path)
+            _create(self.path, edge_id or new_edge_id())
+        connection = _connect(self.path)
+        self._connection: sqlite3.Connection | None = connection
         try:
-            [(known,)] = self._connection.execute("SELECT id FROM edge LIMIT 2").fetchall()
-            self._edge_id = EdgeId(known)
-            self._load(self._connection)
-            unbound(self._connection)
-        except RecursionError as error:
-            self.close()
-            raise damaged(self.path, ValueError("nested too deeply")) from error
-        except (
-            *(sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
-            ConfigurationError,
-        ) as error:
-            self.close()
-            raise damaged(self.path, error) from error
-        if edge_id is not None and known != edge_id:
-            self.close()
-            raise ConfigurationError(f"ledger {self.path}: of edge {known!r}, not of {edge_id!r}")
+            version = _check(connection)
+            if version == _VERSION:
+                self._load(connection)
+        except _FAULTS as error:
+            connection.close()
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                problem = "another process holds it; one ledger serves one edge at a time"
+            else:
+                what = "nested too deeply" if isinstance(error, RecursionError) else error
+                problem = (
+                    f"damaged ({what}); restore it from a copy. A new one would forget what was spent on this edge's"
+                    " records"
+                )
+            raise ConfigurationError(f"ledger {self.path}: {problem}") from error
+        wrong = ""
+        if version > _VERSION:
+            wrong = f"version {version}, and this program reads version {_VERSION}; update it"
+        elif version < _VERSION:
+            wrong = (
+                f"version {version} of an earlier release, and this one reads version {_VERSION}. What was spent stays"
+                " spent: continue with the release that wrote it, or let these records rest and take part with others"
+                " (--state-dir). A new ledger would forget what was spent on this edge's records"
+            )
+        elif edge_id is not None and self._edge_id != edge_id:
+            wrong = f"of edge {self._edge_id!r}, not of {edge_id!r}"
+        if wrong:
+            connection.close()
+            raise ConfigurationError(f"ledger {self.path}: {wrong}")
 
     def close(self) -> None:
         """Write down what was acknowledged; release the file, and then the shard."""
         connection, self._connection = self._connection, None
-        if connection is None:
-            super().close()
-            return
         try:
-            if acknowledged := [(*key, e.acknowledged) for key, e in self._entries.items()]:
+            acknowledged = [(*key, e.acknowledged) for key, e in self._entries.items()]
+            if connection is not None and acknowledged:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(_DROP, acknowledged)
                 connection.execute("COMMIT")
         except sqlite3.Error:
             pass  # what stays in the outbox is sent again, which is free
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
             super().close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _save_identity(self, edge_id: EdgeId) -> None:
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
     def _save_terms(self, entries: list[Entry]) -> None:
-        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **row_of(entry.account)}) for entry in entries])
+        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row_of(entry.account)}) for entry in entries])
 
     def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         self._commit(
@@ -305,17 +179,110 @@ class SqliteLedger(MemoryLedger):
             raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        columns = (*TERMS, "last_sequence", "charges")
-        for row in connection.execute(f"SELECT {', '.join(columns)} FROM account ORDER BY position"):
-            fields = dict(zip(columns, row, strict=True))
-            entry = Entry(
-                EdgeId(fields["edge_id"]), account_of(fields), fields["last_sequence"], fields["charges"]
-            )
+        [(self._edge_id,)] = connection.execute("SELECT id FROM edge LIMIT 2").fetchall()
+        for values in connection.execute(f"SELECT {', '.join(_KEPT)} FROM account ORDER BY position"):
+            row = dict(zip(_KEPT, values, strict=True))
+            entry = Entry(row["edge_id"], _account_of(row), row["last_sequence"], row["charges"])
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
             "SELECT edge_id, run, sequence, payload FROM outbox"
         ):
             self._entries[edge_id, run].outbox[sequence] = payload
+        connection.set_progress_handler(None, 0)  # it may work for as long as its edge lives
+
+
+def _create(path: Path, edge_id: EdgeId) -> None:
+    """Put a whole new ledger in its place at once: a half-made one is never taken for an empty one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO edge VALUES (?)", (edge_id,))
+        sync_path(draft)  # the last to close has folded the WAL into the file
+        os.link(draft, path)
+        sync_path(path.parent)
+    except FileExistsError:
+        pass  # another process was first; the lock decides
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"ledger {path}: cannot be created: {error}") from error
+    finally:
+        for suffix in ("", "-wal", "-shm"):  # a full disk keeps the WAL from being folded in
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        path.chmod(0o600)
+        return sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"ledger {path}: cannot be opened: {error}") from error
+
+
+def _check(connection: sqlite3.Connection) -> int:
+    """Take the file, and return its version; raise sqlite3.Error if it is held, or is no ledger.
+
+    A file of unknown origin may ask for work without end: what takes longer than a ledger can is ended. It may hold
+    views, triggers, virtual tables and columns, which compute, without end or of any size: no ledger has them.
+    """
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first read: held until closed
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 256")  # 2 MB: one machine may hold hundreds of ledgers
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk there
+    steps = itertools.count()
+    connection.set_progress_handler(lambda: int(next(steps) >= _MOST_STEPS), _STEP)
+    [(application,)] = connection.execute("PRAGMA application_id")
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if application != _APPLICATION:
+        raise sqlite3.DatabaseError("not a ledger of this program")
+    if version != _VERSION:
+        return int(version)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    for kind, name, made in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        plain = made is None if kind == "index" else kind == "table" and not _COMPUTES.search(made or "")
+        if not plain:
+            raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has plain tables alone")
+    connection.execute("BEGIN IMMEDIATE")  # refused where another process holds the file
+    connection.execute("COMMIT")
+    [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    return _VERSION
+
+
+def _row_of(account: Account) -> dict[str, object]:
+    budget, shard = account.budget, account.shard
+    return {
+        "run": account.run,
+        "dataset": shard.dataset,
+        "partition": shard.partition,
+        "shard": shard.index,
+        "disjoint": shard.disjoint,
+        "mechanism": json.dumps(account.kind.fields(), sort_keys=True, separators=(",", ":")),
+        "total_epsilon": None if budget is None else budget.epsilon,
+        "total_delta": None if budget is None else budget.delta,
+        "own_budget": account.own_budget,
+        "reproducible": account.reproducible,
+        "most_releases": account.most_releases,
+    }
+
+
+def _account_of(row: dict[str, Any]) -> Account:
+    """Return what a row says; raise one of _FAULTS where it is none."""
+    if any(isinstance(value, str) and len(value) > _LONGEST for value in row.values()):
+        raise ValueError(f"a text of more than {_LONGEST} characters")
+    budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
+    return Account(
+        run=RunId(row["run"]),
+        shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
+        kind=ReleaseKind.of_fields(json.loads(row["mechanism"])),
+        budget=budget,
+        own_budget=bool(row["own_budget"]),
+        reproducible=bool(row["reproducible"]),
+        most_releases=row["most_releases"],
+    )
 
 
 _TRIES = 20

@@ -1,10 +1,9 @@
 """A state directory: one slot with a ledger for each edge, and one SQLite file that they share.
 
 A budget is a ceiling on the records, whichever edges of the directory release them. So each edge claims its shard in
-the shared file before it opens its ledger. A claim counts while a living process holds the slot: a killed edge can
-debit nothing before it claims again. The file also remembers which ledger was ever opened on which shard, so that a
-claim need not read all ledgers; the directory's id, by which the registry of local data knows it; and the schemas that
-the owner's records were read by. Without the file the claims are made again from the ledgers.
+the shared file before it opens its ledger; a claim counts while a living process holds the slot. The file remembers
+which ledger was opened on which shard, so that a claim need not read all ledgers, and the schemas of the owner's
+records. Without the file the claims are made again from the ledgers.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from common.accounting.overlap import ShardSpent
-from common.accounting.releases import Budget
+from common.accounting.releases import Budget, ShardSpent
 from common.errors import ConfigurationError
 from common.records.regular import open_regular
 from edge.ledger import Account, Neighbours, ShardIdentity
@@ -47,36 +45,6 @@ CREATE TABLE opened (
 ) STRICT;
 PRAGMA user_version = {_VERSION};
 """
-# All but the shards that are surely beside ours: different ones of the same disjoint cut.
-_NOT_BESIDE = "slot != ? AND NOT (dataset = ? AND partition = ? AND disjoint AND shard != ?)"
-
-
-@dataclass(slots=True)
-class Slot:
-    """One edge's own directory, held by a lock until closed or until the process ends."""
-
-    directory: Path
-    _descriptor: int
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def take_slot(state_dir: Path, names: Sequence[str] | None = None) -> Slot:
-    """Return the first free of state_dir/0, state_dir/1, … or of the names: a restarted edge finds its ledger."""
-    candidates = [str(number) for number in range(_MOST_SLOTS)] if names is None else names
-    try:
-        with _only_one_looks(state_dir):
-            for name in candidates:
-                directory = state_dir / name
-                directory.mkdir(parents=True, exist_ok=True)
-                if (descriptor := _lock(directory)) is not None:
-                    return Slot(directory, descriptor)
-    except OSError as error:
-        raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
-    raise ConfigurationError(f"state directory {str(state_dir)!r}: all {len(candidates)} places are taken")
 
 
 def is_held(directory: Path) -> bool:
@@ -88,10 +56,9 @@ def is_held(directory: Path) -> bool:
             descriptor = _lock(directory)
     except OSError:
         return True
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def _lock(directory: Path) -> int | None:
@@ -148,11 +115,26 @@ class StateDirectory:
     def close(self) -> None:
         self._connection.close()
 
-    def claims_of(self, slot: str) -> SlotClaims:
-        """Return the view of the ledger in this slot, which the caller holds: a claim of an earlier process ends."""
-        claims = SlotClaims(self, slot)
-        claims.withdraw()
-        return claims
+    def take(self, names: Sequence[str] | None = None) -> Slot:
+        """Take the first free slot of 0, 1, … or of the names: a restarted edge finds its ledger.
+
+        A claim of an earlier process ends.
+        """
+        slot = self._first_free([str(number) for number in range(_MOST_SLOTS)] if names is None else names)
+        slot.withdraw()  # not while others wait to look at a slot, in transactions of theirs
+        return slot
+
+    def _first_free(self, names: Sequence[str]) -> Slot:
+        try:
+            with _only_one_looks(self.folder):
+                for name in names:
+                    directory = self.folder / name
+                    directory.mkdir(parents=True, exist_ok=True)
+                    if (descriptor := _lock(directory)) is not None:
+                        return Slot(self, directory, descriptor)
+        except OSError as error:
+            raise ConfigurationError(f"state directory {str(self.folder)!r}: {error}") from error
+        raise ConfigurationError(f"state directory {str(self.folder)!r}: all {len(names)} places are taken")
 
     def identity(self) -> str:
         """Return the directory's id, which moves with it."""
@@ -219,7 +201,8 @@ class StateDirectory:
 def directory_id(folder: Path) -> str | None:
     """Return the id of a state directory; None if there is no such directory any more."""
     try:
-        uri = f"{(folder / STATE_FILE).as_uri()}?mode=ro"
+        # to be written: an edge that was killed in a transaction left it to the next reader to roll back
+        uri = f"{(folder / STATE_FILE).as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT)) as connection:
             [(identity,)] = connection.execute("SELECT id FROM directory")
     except (OSError, sqlite3.Error, ValueError):
@@ -228,73 +211,79 @@ def directory_id(folder: Path) -> str | None:
 
 
 @dataclass(slots=True)
-class SlotClaims:
-    """The siblings of the ledger in one slot (edge.ledger.Siblings)."""
+class Slot:
+    """One edge's own directory, held by a lock until closed or until the process ends; and the claims of its ledger."""
 
     state: StateDirectory
-    slot: str
+    directory: Path
+    _descriptor: int
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:
-        """Hold the account's shard; refuse it if a living sibling could pass the budget together with it."""
+        """Hold the account's shard until `release`; `budgeted`: this ledger has an operator's budget for it.
+
+        PolicyError where a living sibling holds records of it and either of the two has a budget.
+        """
         shard = account.shard
         with self.state.transaction() as connection:
             if replace_budget:
                 _replace_budgets(connection, account)
             budgets = frozenset(budget for budget, _ in self._budgets(connection, shard))
-            mine = Claim(self.slot, shard, budgeted or bool(budgets))
+            mine = Claim(self.name, shard, budgeted or bool(budgets))
             check_claims(mine, self._living(connection, mine))
             _write_claim(connection, mine)
-            _write_opened(connection, self.slot, account)
+            _write_opened(connection, self.name, account)
         # Under a budget no sibling may debit what overlaps from here on, until the release.
         return Neighbours(budgets, tuple(self._spent(shard)) if mine.budgeted else ())
 
     def confirm(self) -> None:
-        """Raise ConfigurationError if the claim is no longer in the file that others read."""
+        """Raise ConfigurationError if the claim no longer stands: the accountant may have taken long."""
         query = "SELECT 1 FROM held WHERE slot = ? AND dataset IS NOT NULL"
         with self.state.transaction() as connection:
-            if not connection.execute(query, (self.slot,)).fetchall():
+            if not connection.execute(query, (self.name,)).fetchall():
                 raise ConfigurationError(
-                    f"state file {self.state.path}: the claim of slot {self.slot!r} is gone; end all edges of this"
+                    f"state file {self.state.path}: the claim of slot {self.name!r} is gone; end all edges of this"
                     " state directory and start again"
                 )
 
     def keeps_budget(self, shard: ShardIdentity) -> bool:
+        """Tell whether the operator set a budget for these records in another ledger, in a run without a seed."""
         with self.state.transaction() as connection:
             return any(not seeded for _, seeded in self._budgets(connection, shard))
 
     def release(self) -> None:
+        """Let the shard go; nothing more is debited until the next claim."""
         with suppress(ConfigurationError):  # then the claim ends with this process, which holds the slot
             self.withdraw()
 
     def withdraw(self) -> None:
         with self.state.transaction() as connection:
-            connection.execute("UPDATE held SET dataset = NULL WHERE slot = ?", (self.slot,))
+            connection.execute("UPDATE held SET dataset = NULL WHERE slot = ?", (self.name,))
 
     def _budgets(self, connection: sqlite3.Connection, shard: ShardIdentity) -> Iterator[tuple[Budget, bool]]:
-        rows = connection.execute(
-            f"SELECT {_SHARD}, epsilon, delta, seeded FROM opened WHERE epsilon > 0 AND {_NOT_BESIDE}",
-            self._beside(shard),
-        )
-        for *columns, epsilon, delta, seeded in rows:
-            if _shard(columns).overlaps(shard):
-                yield Budget(epsilon, delta), bool(seeded)
+        near = self._near(connection, shard, "opened", "epsilon, delta, seeded", "epsilon > 0")
+        for _, (epsilon, delta, seeded) in near:
+            yield Budget(epsilon, delta), bool(seeded)
 
     def _living(self, connection: sqlite3.Connection, mine: Claim) -> Iterator[Claim]:
-        rows = connection.execute(
-            f"SELECT slot, {_SHARD}, budgeted FROM held"
-            f" WHERE dataset IS NOT NULL AND (budgeted OR ?) AND {_NOT_BESIDE}",
-            (int(mine.budgeted), *self._beside(mine.shard)),
-        ).fetchall()
-        for slot, *columns, budgeted in rows:
+        held = "dataset IS NOT NULL" if mine.budgeted else "dataset IS NOT NULL AND budgeted"
+        for shard, (slot, budgeted) in self._near(connection, mine.shard, "held", "slot, budgeted", held):
             if is_held(self.state.folder / slot):
-                yield Claim(slot, _shard(columns), bool(budgeted))
+                yield Claim(slot, shard, bool(budgeted))
 
     def _spent(self, shard: ShardIdentity) -> Iterator[ShardSpent]:
         """Read what the siblings spent on records of the shard, in their ledgers."""
-        query = f"SELECT DISTINCT slot, {_SHARD} FROM opened WHERE {_NOT_BESIDE}"
         with self.state.transaction() as connection:
-            rows = connection.execute(query, self._beside(shard)).fetchall()
-        for slot in sorted({slot for slot, *columns in rows if _shard(columns).overlaps(shard)}):
+            slots = {slot for _, (slot,) in self._near(connection, shard, "opened", "slot", "TRUE")}
+        for slot in sorted(slots):
             directory = self.state.folder / slot
             if not (directory / FILE_NAME).exists():
                 raise ConfigurationError(
@@ -306,9 +295,22 @@ class SlotClaims:
                     if standing.charges and standing.account.shard.overlaps(shard):
                         yield standing.of_shard
 
-    def _beside(self, shard: ShardIdentity) -> tuple[str, str, str, int]:
-        """Return the parameters of _NOT_BESIDE."""
-        return self.slot, shard.dataset, shard.partition, shard.index
+    def _near(
+        self, connection: sqlite3.Connection, shard: ShardIdentity, table: str, columns: str, condition: str
+    ) -> Iterator[tuple[ShardIdentity, list[Any]]]:
+        """Yield what other slots have noted of shards that may share records with this one.
+
+        The query leaves out those that are surely beside it: different ones of the same disjoint cut.
+        """
+        rows = connection.execute(
+            f"SELECT DISTINCT {_SHARD}, {columns} FROM {table} WHERE {condition} AND slot != ?"
+            " AND NOT (dataset = ? AND partition = ? AND disjoint AND shard != ?)",
+            (self.name, shard.dataset, shard.partition, shard.index),
+        ).fetchall()
+        for dataset, partition, index, disjoint, *values in rows:
+            other = ShardIdentity(dataset, partition, index, bool(disjoint))
+            if other.overlaps(shard):
+                yield other, values
 
 
 def _enter(connection: sqlite3.Connection, directory: Path) -> None:
@@ -322,12 +324,12 @@ def _enter(connection: sqlite3.Connection, directory: Path) -> None:
 
 
 def _write_claim(connection: sqlite3.Connection, claim: Claim) -> None:
-    values = (claim.slot, *_columns(claim.shard), int(claim.budgeted))
+    values = (claim.slot, *astuple(claim.shard), int(claim.budgeted))
     connection.execute("INSERT OR REPLACE INTO held VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
 def _write_opened(connection: sqlite3.Connection, slot: str, account: Account) -> None:
-    values = (slot, *_columns(account.shard), *_terms(account))
+    values = (slot, *astuple(account.shard), *_terms(account))
     connection.execute("INSERT OR IGNORE INTO opened VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
@@ -335,7 +337,7 @@ def _replace_budgets(connection: sqlite3.Connection, account: Account) -> None:
     """Put the new budget in the place of all that were set for these records, whichever ledger has them."""
     rows = connection.execute(f"SELECT DISTINCT slot, {_SHARD} FROM opened WHERE epsilon > 0").fetchall()
     for slot, *columns in rows:
-        shard = _shard(columns)
+        shard = ShardIdentity(*columns)
         if shard.overlaps(account.shard):
             connection.execute(
                 "UPDATE OR REPLACE opened SET epsilon = ?, delta = ?, seeded = ?"
@@ -348,12 +350,3 @@ def _terms(account: Account) -> tuple[float, float, int]:
     """Return the operator's budget and whether the run is seeded; ε = 0: the operator set no budget."""
     budget = account.operator_budget
     return (0.0, 0.0, 0) if budget is None else (budget.epsilon, budget.delta, int(account.reproducible))
-
-
-def _shard(columns: list[Any]) -> ShardIdentity:
-    dataset, partition, shard, disjoint = columns
-    return ShardIdentity(dataset, partition, shard, bool(disjoint))
-
-
-def _columns(shard: ShardIdentity) -> tuple[str, str, int, int]:
-    return shard.dataset, shard.partition, shard.index, int(shard.disjoint)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from common.errors import LocalProtocolError
 from common.mechanism.clipping import check_bound
 from common.mechanism.mechanism import Mechanism
+from common.mechanism.part import check_vector
 from common.mechanism.sampler import check_draw
 from common.messages import GradientMade, ModelReceived
-from common.models.model import Features, Model, Targets
+from common.models.model import Features, Model, Targets, feature_length
 from common.noise.law import NoiseLaw
-from common.quantities import ClippedGradient, EdgeId, Indices, NoisyGradient, Vector
+from common.quantities import ClippedGradient, EdgeId, Indices, NoisyGradient, Vector, is_finite
 from common.randomness import CounterStreams, Purpose
+from common.scenario.parts import noised_slice
+from common.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class EdgeWorker:
     streams: CounterStreams
     sequence: int = 0  # of the last gradient made
     diagnose: Callable[[int, float], None] | None = (
-        None  # given the draw and ‖g‖ before clipping and noise: NOT private
+        None  # given the draw and ‖g‖ before clipping: NOT private
     )
 
     def check(self, received: ModelReceived) -> None:
@@ -85,7 +88,11 @@ class EdgeWorker:
             return self._release(x, sensitivity, draw)
 
         with np.errstate(over="ignore", invalid="ignore"):  # a hostile x may overflow; clipping minds it
-            return mechanism.work.message(x, release, bound, self.regularization)
+            made = mechanism.work.message(x, release, bound, self.regularization)
+            if ":" in mechanism.work.name:  # of the user's own; no work is at fault for a hostile x
+                finite = is_finite(np.float32(self.regularization) * x)
+                check_vector(mechanism.work, "local.work", made, x.size, finite=finite)
+        return made
 
     def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         """Return g̃ at x, with the n-th batch and noise."""
@@ -108,6 +115,8 @@ class EdgeWorker:
             mean += np.float32(self.regularization) * x
             return NoisyGradient(mean)
         clipped = mechanism.clipping.clip(gradients, b * sensitivity / 2, b, law.norm)
+        if ":" in mechanism.clipping.name:
+            check_vector(mechanism.clipping, "privacy.clipping", clipped, self.model.dimension)
         rng = self.streams.at(self.index, Purpose.NOISE, n)
         released = perturb(clipped, law, sensitivity, self.noised, rng)
         # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
@@ -126,9 +135,38 @@ def perturb(
     """Add η to the coordinates `noised`; in float64, so that rounding to float32 comes after the noise."""
     start, stop, _ = noised.indices(gradient.size)
     eta = law.draw(sensitivity, stop - start, rng)
+    if ":" in law.name:
+        check_vector(law, "privacy.noise", eta, stop - start)
     if stop - start == gradient.size:
         eta += gradient
         return NoisyGradient(eta.astype(np.float32))
     released = gradient.astype(np.float32)
     released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
     return NoisyGradient(released)
+
+
+def worker_for(
+    scenario: Scenario,
+    model: Model,
+    law: NoiseLaw | None,
+    *,
+    edge_id: EdgeId,
+    index: int,
+    shard: Shard,
+    streams: CounterStreams,
+    sequence: int = 0,
+) -> EdgeWorker:
+    """Return the edge that a scenario describes; `law` is its own where it has one."""
+    mechanism = scenario.mechanism(law)
+    clipping = mechanism.clipping.fitted(feature_length(model) or 0.0)
+    return EdgeWorker(
+        edge_id=edge_id,
+        index=index,
+        model=model,
+        shard=shard,
+        mechanism=replace(mechanism, clipping=clipping),
+        noised=noised_slice(scenario, model),
+        regularization=scenario.model.regularization,
+        streams=streams,
+        sequence=sequence,
+    )

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,27 +18,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass, fields
 from fnmatch import fnmatch
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from common.errors import ConfigurationError, MapaError
 from mapa.simulation.simulator import Outcome
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SWEEP_ENGINES = ("cores", "ray")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOST = "the process that ran it was killed"
 _GRACE = 10.0  # seconds for workers that were killed to be gone
 
+_MOST_ROWS = 1_000_000  # of a table of others
+
 T = TypeVar("T")
 R = TypeVar("R")
-OnProgress = Callable[
-    [float, float, str], None
-]  # cost done, cost in all, what ended last; at first (0, …, "")
+D = TypeVar("D", bound="DataclassInstance")
+OnProgress = Callable[[float, float, str], None]  # cost done, cost in all, what ended last
 
 
 class UnfinishedError(MapaError):
@@ -69,10 +76,12 @@ class Job(Protocol):
     @property
     def cost(self) -> float:
         """Seconds, roughly: it only moves the progress bar."""
+        return 1.0
 
     @property
     def alone(self) -> bool:
         """Whether it needs the whole machine: it then runs in this process, after the others."""
+        return False
 
 
 J = TypeVar("J", bound=Job)
@@ -129,7 +138,10 @@ class Harness(Generic[R]):
         total, spent = sum(job.cost for job in jobs), 0.0
         if jobs:
             self._on_progress(spent, total, "")
-        for done in self._each(work, jobs):
+        order = self.order
+        together = [job for job in jobs if not job.alone]
+        swept = sweep(work, together, engine=order.engine, jobs=order.jobs, ray_address=order.ray_address)
+        for done in itertools.chain(swept, (_done(work, job) for job in jobs if job.alone)):
             for key, result in zip(done.task.labels, done.value or (), strict=False):
                 self.results[key] = result
                 self.runs += 1
@@ -140,16 +152,12 @@ class Harness(Generic[R]):
             spent += done.task.cost
             self._on_progress(spent, total, done.task.name)
 
-    def _each(self, work: Callable[[J], Sequence[R]], jobs: Sequence[J]) -> Iterator[Done[J, Sequence[R]]]:
-        order = self.order
-        together = [job for job in jobs if not job.alone]
-        yield from sweep(work, together, engine=order.engine, jobs=order.jobs, ray_address=order.ray_address)
-        for job in jobs:
-            if job.alone:
-                try:
-                    yield Done(job, work(job))
-                except MapaError as error:
-                    yield Done(job, error=f"{type(error).__name__}: {error}")
+
+def _done(work: Callable[[J], Sequence[R]], job: J) -> Done[J, Sequence[R]]:
+    try:
+        return Done(job, work(job))
+    except MapaError as error:
+        return Done(job, error=f"{type(error).__name__}: {error}")
 
 
 def result_key(*parts: object) -> str:
@@ -186,14 +194,73 @@ def percent(values: Sequence[float], digits: int = 2, sign: str = " ± ") -> str
     return mean + (f"{sign}{100 * deviation(values):.{digits}f}" if len(values) > 1 else "")
 
 
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def csv_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Return rows as CSV; cells that a row lacks are empty, and real numbers have six digits."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+    return stream.getvalue()
+
+
+def write_values(path: Path, kind: type[D], rows: Iterable[D]) -> None:
+    """Write dataclasses of one kind, a line each."""
+    columns = [column.name for column in fields(kind)]
+    path.write_text(csv_table(columns, map(asdict, rows)), encoding="utf-8")
+
+
+def read_values(path: Path, kind: type[D], most: Mapping[str, float]) -> list[D]:
+    """Read dataclasses whose fields are numbers from 0 and printable text, of any origin.
+
+    ConfigurationError names the line and what is wrong with it. `most` has the largest value of some columns, and
+    under "" that of the others.
+    """
+    columns = [column.name for column in fields(kind)]
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            if list(reader.fieldnames or ()) != columns:
+                raise ConfigurationError(f"{path}: the columns must be {','.join(columns)}")
+            found: list[D] = []
+            for number, values in enumerate(reader, 2):
+                place = f"{path}, line {number}"
+                if number > _MOST_ROWS:
+                    raise ConfigurationError(f"{place}: more than {_MOST_ROWS:,} lines")
+                if None in values.values() or None in values:
+                    raise ConfigurationError(f"{place}: must have {len(columns)} values")
+                found.append(
+                    kind(**{one.name: _value(one, values[one.name], most, place) for one in fields(kind)})
+                )
+            return found
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _value(column: Field[Any], text: str, most: Mapping[str, float], place: str) -> int | float | str:
+    if not text.isprintable():
+        raise ConfigurationError(f"{place}: {column.name}: not printable")
+    if column.type == "str":
+        return text
+    try:
+        value = int(text) if column.type == "int" else float(text)
+    except ValueError:
+        raise ConfigurationError(f"{place}: {column.name} = {text!r}: not {column.type}") from None
+    largest = most.get(column.name, most[""])
+    if not 0 <= value <= largest:
+        allowed = f"from 0 to {largest:g}" if column.name in most else "at least 0"
+        raise ConfigurationError(f"{place}: {column.name} = {value}: must be {allowed}")
+    return value
+
+
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, without a newline at its end."""
-    lines = [_markdown_line(heads), "|" + "---|" * len(heads), *map(_markdown_line, rows)]
-    return "\n".join(lines)
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    lines = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in (heads, *rows)]
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in lines)
+    return "\n".join([first, "|" + "---|" * len(heads), *others])
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,22 +296,16 @@ def sweep(
 
 def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
     """A killed worker takes every waiting task of its pool along: retry them together, then each alone."""
-    for done in _retried(work, tasks, jobs):
-        if done.error == _LOST:
-            yield from _in_pool(work, [done.task], 1)
-        else:
-            yield done
-
-
-def _retried(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
-    lost: list[T] = []
-    for done in _in_pool(work, tasks, jobs):
-        if done.error == _LOST:
-            lost.append(done.task)
-        else:
-            yield done
-    if lost:
-        yield from _in_pool(work, lost, jobs)
+    for _ in range(2):
+        lost = []
+        for done in _in_pool(work, tasks, jobs) if tasks else ():
+            if done.error == _LOST:
+                lost.append(done.task)
+            else:
+                yield done
+        tasks = lost
+    for task in tasks:
+        yield from _in_pool(work, [task], 1)
 
 
 def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:

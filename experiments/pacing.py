@@ -1,8 +1,9 @@
-"""Compare paced runs with unpaced ones: python -m experiments.pacing [RUN…]
+"""Compare paced runs with unpaced ones: python -m experiments.pacing [RUN…] [--figure STEM]
 
 Without runs it simulates `unequal-fashion` and `paced-fashion`, the latter also without weights, each with three
 seeds. With runs it simulates nothing and makes the same table of those. What an edge has spent is read from its own
-ledger where a run has ledgers, as those of the testbed do, else from the run's statement.
+ledger where a run has ledgers, as those of the testbed do, else from the run's statement. --figure draws ε of each edge
+over the seconds of each run, from its events alone.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError, MapaError
+from common.records.reader import RunRecords, read_run
 from experiments.harness import UnfinishedError, markdown_table, sweep
-from experiments.unequal import spread
-from mapa.commands.ledger import statements_of
+from mapa.dashboard.spending import epsilon, release_kind, shard_size
+from mapa.figures import line, look, panels, save
 from mapa.recording import record_simulation
+from mapa.releases import statements_of
 from mapa.run_result import read_result
 from mapa.runs import find_run
 from mapa.scenario_files import load_scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 
 CASES = (("unequal-fashion", ()), ("paced-fashion", ()), ("paced-fashion", ("algorithm.weights=none",)))
 _HEADINGS = ("run", "seed", "releases of each edge", "z", "ε of each edge", "mean staleness", "accuracy, %")
+_POINTS = 10  # of a curve: each is an accounting of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +65,33 @@ class RunRow:
     accuracy: float  # of the last model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseSummary:
-    """Runs of one case together."""
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one edge has released over time, and what that cost it."""
 
-    case: str
-    runs: int
-    accuracy: float  # mean
-    spread: float  # the largest ε of an edge, in terms of the least of the same run; the worst run's
-    off_budget: float | None  # the farthest that an edge's ε is from the budget, as a share of it
-    against: str | None  # the case without a pace that a paced one is compared with
-    points: tuple[float, ...]  # accuracy − the other's, in points: for each seed of both, or of the means
+    device: str
+    releases: list[int]
+    seconds: list[float]  # since the first update
+    epsilon: list[float]
 
 
 def simulate_task(task: Simulation) -> Path:
     """Simulate; return where the records are."""
     name, scenario = load_scenario(task.scenario, task.words, seed=task.seed)
     return Path(record_simulation(World.of(scenario, task.data_dir), name=name, runs=task.runs)["path"])
+
+
+def simulated(tasks: Sequence[Simulation], jobs: int | None) -> list[Path]:
+    """Simulate on this machine's cores; return the runs in the order of the tasks."""
+    for task in tasks:  # refuse a wrong one before anything starts
+        load_scenario(task.scenario, task.words, seed=task.seed)
+    paths: dict[Simulation, Path] = {}
+    for done in sweep(simulate_task, tasks, jobs=jobs):
+        if done.value is None:
+            raise UnfinishedError(f"{done.task.scenario}, seed {done.task.seed}: {done.error}")
+        print(done.value, file=sys.stderr)
+        paths[done.task] = done.value
+    return [paths[task] for task in tasks]
 
 
 def row_of(path: Path) -> RunRow:
@@ -109,37 +124,42 @@ def row_of(path: Path) -> RunRow:
     )
 
 
-def cases_of(rows: Sequence[RunRow]) -> list[CaseSummary]:
+def spread(epsilons: Sequence[float]) -> float:
+    """Return how many times the least ε the largest is."""
+    return max(epsilons) / min(epsilons)
+
+
+def cases_of(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     """Return the cases by their first runs; paced ones are compared with the first that is not, of the same engine."""
     groups: dict[str, list[RunRow]] = {}
     for row in rows:
         groups.setdefault(row.case, []).append(row)
-    return [_case(own, _unpaced(own[0], groups.values())) for own in groups.values()]
+    unpaced = {runs[0].engine: runs for runs in reversed(groups.values()) if not runs[0].paced}
+    return [_case(own, unpaced.get(own[0].engine, []) if own[0].paced else []) for own in groups.values()]
 
 
-def _unpaced(row: RunRow, groups: Iterable[list[RunRow]]) -> list[RunRow]:
-    others = (some for some in groups if not some[0].paced and some[0].engine == row.engine)
-    return next(others, []) if row.paced else []
-
-
-def _case(own: Sequence[RunRow], other: Sequence[RunRow]) -> CaseSummary:
+def _case(own: Sequence[RunRow], other: Sequence[RunRow]) -> dict[str, Any]:
     mean = statistics.fmean(row.accuracy for row in own)
     mine, theirs = ({row.seed: row.accuracy for row in some} for some in (own, other))
-    points: tuple[float, ...] = ()
+    points: tuple[
+        float, ...
+    ] = ()  # accuracy − the other's, in points: for each seed of both, or of the means
     if other and None not in mine and mine.keys() == theirs.keys() and len(mine) == len(own) == len(other):
         points = tuple(100 * (mine[seed] - theirs[seed]) for seed in mine)
     elif other:
         points = (100 * (mean - statistics.fmean(row.accuracy for row in other)),)
     off = [abs(spent - row.budget) / row.budget for row in own if row.budget for spent in row.epsilon]
-    return CaseSummary(
-        case=own[0].case,
-        runs=len(own),
-        accuracy=mean,
-        spread=max(spread(row.epsilon) for row in own),
-        off_budget=max(off, default=None),
-        against=other[0].case if other else None,
-        points=points,
-    )
+    return {
+        "case": own[0].case,
+        "runs": len(own),
+        "accuracy": mean,
+        "spread": max(spread(row.epsilon) for row in own),
+        "off_budget": max(
+            off, default=None
+        ),  # the farthest that an edge's ε is from the budget, as a share of it
+        "against": other[0].case if other else None,
+        "points": points,
+    }
 
 
 def text_of(rows: Sequence[RunRow]) -> str:
@@ -153,14 +173,14 @@ def text_of(rows: Sequence[RunRow]) -> str:
     return "\n".join([markdown_table(_HEADINGS, lines), "", *map(_line, cases_of(rows))])
 
 
-def _line(case: CaseSummary) -> str:
-    text = f"{case.case}: accuracy {100 * case.accuracy:.2f} %, mean of {case.runs};"
-    text += f" largest ε of an edge / least: {case.spread:.3f}"
-    if case.off_budget is not None:
-        text += f"; at most {100 * case.off_budget:.2g} % from the budget"
-    if case.against is not None:
-        each = f" ({_list(case.points, '+.2f')})" if len(case.points) > 1 else ""
-        text += f"; {statistics.fmean(case.points):+.2f} points from {case.against}{each}"
+def _line(case: Mapping[str, Any]) -> str:
+    text = f"{case['case']}: accuracy {100 * case['accuracy']:.2f} %, mean of {case['runs']};"
+    text += f" largest ε of an edge / least: {case['spread']:.3f}"
+    if case["off_budget"] is not None:
+        text += f"; at most {100 * case['off_budget']:.2g} % from the budget"
+    if points := case["points"]:
+        each = f" ({_list(points, '+.2f')})" if len(points) > 1 else ""
+        text += f"; {statistics.fmean(points):+.2f} points from {case['against']}{each}"
     return text
 
 
@@ -168,17 +188,48 @@ def _list(values: Iterable[float], form: str = ".2f") -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def simulated(tasks: Sequence[Simulation], jobs: int | None) -> list[Path]:
-    """Simulate on this machine's cores; return the runs in the order of the tasks."""
-    for task in tasks:  # refuse a wrong one before anything starts
-        load_scenario(task.scenario, task.words, seed=task.seed)
-    paths: dict[Simulation, Path] = {}
-    for done in sweep(simulate_task, tasks, jobs=jobs):
-        if done.value is None:
-            raise UnfinishedError(f"{done.task.scenario}, seed {done.task.seed}: {done.error}")
-        print(done.value, file=sys.stderr)
-        paths[done.task] = done.value
-    return [paths[task] for task in tasks]
+def spending(run: Path, points: int = _POINTS) -> list[Spending]:
+    """Return the spending of every edge that has released anything, by k."""
+    times: dict[int, list[float]] = {}
+
+    def take(record: Mapping[str, Any]) -> None:
+        if record["event"] == "gradient_applied" and "time" in record:
+            times.setdefault(record["edge"], []).append(record["time"])
+
+    records = read_run(run, take)
+    if not times:
+        raise ConfigurationError(
+            f"{run}: its records have no times of updates; delays.kind = 'cyclic' has none"
+        )
+    begin = min(seen[0] for seen in times.values())
+    return [_of_edge(k, records, [time - begin for time in times[k]], points) for k in sorted(times)]
+
+
+def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int) -> Spending:
+    manifest, joined = records.manifest, records.joined[k]
+    kind = release_kind(manifest["scenario"], shard_size(manifest, k), joined)
+    if kind is None:
+        raise ConfigurationError(f"edge {k}: its noise is of no law that is known here")
+    delta = manifest["scenario"]["privacy"]["total_delta"]
+    places = sorted({max(1, round(len(seconds) * n / points)) for n in range(1, points + 1)})
+    spent = [one for place in places if (one := epsilon(kind, place, delta)) is not None]
+    if len(spent) < len(places):
+        raise ConfigurationError(f"edge {k}: its releases have no finite ε at δ = {delta}")
+    device = str(joined.get("device", f"edge {k}"))
+    return Spending(device, places, [seconds[place - 1] for place in places], spent)
+
+
+def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
+    """Draw ε over time, a panel for each run."""
+    with panels(1, len(runs), width=3.6, height=2.8) as (figure, axes):
+        top = max(one.epsilon[-1] for edges in runs.values() for one in edges)
+        for axis, (title, edges) in zip(axes[0], runs.items(), strict=True):
+            for place, one in enumerate(edges):
+                label = f"{one.device}: {one.releases[-1]} releases, ε = {one.epsilon[-1]:.2f}"
+                line(axis, [0.0, *one.seconds], [0.0, *one.epsilon], look(label, place))
+            axis.set(title=title, xlabel="seconds", ylabel="ε of the edge's records", ylim=(0, 1.35 * top))
+            axis.legend(loc="upper left")
+        return save(figure, stem)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -189,6 +240,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="simulations at a time; default: one for each core")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets, instead of MAPA_DATA_DIR")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument(
+        "--figure", type=Path, metavar="STEM", help="draw ε over time as STEM.svg and STEM.png"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     given = parser.parse_args(words)
     data_dir = given.data_dir or data_directory(os.environ)
@@ -200,11 +254,16 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         paths = [find_run(name, given.runs_dir) for name in given.runs] or simulated(tasks, given.jobs)
         rows = [row_of(path) for path in paths]
+        if given.figure:
+            for file in draw(
+                {row.case: spending(path) for row, path in zip(rows, paths, strict=True)}, given.figure
+            ):
+                print(file, file=sys.stderr)
     except MapaError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     if given.json:
-        document = {"runs": [asdict(row) for row in rows], "cases": [asdict(case) for case in cases_of(rows)]}
+        document = {"runs": [asdict(row) for row in rows], "cases": cases_of(rows)}
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         print(text_of(rows))

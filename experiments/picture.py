@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from experiments.bench.page import find_chromium
-from mapa.dashboard.child import page_beside
+from mapa.commands.dashboard import page_beside
 from mapa.processes import ends_with_parent
 
 # the demonstration with 20 edges: a shard has 200 images, so batches are smaller

@@ -1,4 +1,4 @@
-"""Reconstruct images from released gradients, after Phong et al. 2018, and draw them.
+"""Reconstruct images from released gradients, after Phong et al. 2018, and draw them; gradients from the wire.
 
 In a layer s = Wξ + w₀ the gradient of row j is Σᵢ dᵢⱼ·ξᵢ and that of its constant is Σᵢ dᵢⱼ: their
 ratio is a weighted mean of the batch, and the image itself where the batch is one image. Clipping
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from cloud.assembly import server_for
 from common.accounting.budget import calibrate
 from common.accounting.releases import Budget
 from common.datasets.dataset import Dataset
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, RemoteProtocolError
 from common.mechanism.clipping import Clipping
 from common.mechanism.clippings.batch_mean import BatchMean
 from common.mechanism.clippings.per_sample import PerSample
@@ -31,12 +32,15 @@ from common.models.linear import LinearModel
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
-from common.quantities import Vector
+from common.quantities import EdgeId, RunId, Vector
+from common.transport.channel import Channel
+from common.wire import v1
+from common.wire.codec import decode_gradient, decode_model
+from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic
 from edge.worker import EdgeWorker
 from mapa.figures import panels, save
 from mapa.simulation.delays import arrivals_for
-from mapa.simulation.simulator import refuse_loudly
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, refuse_loudly
 
 Picture = npt.NDArray[np.float64]  # flat, or height × width; values in [0, 1]
 Titled = tuple[str, Picture]
@@ -53,57 +57,56 @@ _K1, _K2 = 0.01, 0.03
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The layer that can be inverted: its rows of the gradient, and their constants."""
+    """The layer of a model that can be inverted: its rows of the gradient, and their constants."""
 
+    model: Model
     outputs: int
     inputs: int  # without the constant
     sees_pixels: bool  # else: features of the layers before it
 
-    def rows(self, model: Model, gradient: Vector) -> tuple[Picture, Picture]:
+    def rows(self, gradient: Vector) -> tuple[Picture, Picture]:
         """Return the gradient of W (outputs × inputs) and of the constants."""
         values = gradient.astype(np.float64)
         if self.sees_pixels:
             matrix = values.reshape(self.outputs, self.inputs + 1)
             return matrix[:, :-1], matrix[:, -1]
-        weight, bias = (block for block in model.layout if block.name in ("full.weight", "full.bias"))
+        weight, bias = (one for one in self.model.layout if one.name in ("full.weight", "full.bias"))
         return values[weight.slice].reshape(weight.shape), values[bias.slice]
+
+    def invert(self, gradient: Vector) -> Picture:
+        """Return the ratio for the row that carries most; zeros where the constant's gradient is 0.
+
+        A class whose samples are all fitted has no gradient, so an observer takes the loudest row.
+        """
+        weights, constants = self.rows(gradient)
+        loudest = int(np.argmax(np.vecdot(weights, weights)))
+        if constants[loudest] == 0:
+            return np.zeros(self.inputs)
+        ratio: Picture = weights[loudest] / constants[loudest]
+        return np.clip(ratio, 0, 1) if self.sees_pixels else ratio
+
+    def target(self, gradient: Vector) -> int:
+        """Guess a target of the batch: only a sample's own score has a negative derivative.
+
+        With one score (LR) its sign is −y.
+        """
+        _, constants = self.rows(gradient)
+        if self.outputs == 1:
+            return -1 if constants[0] > 0 else 1
+        return int(np.argmin(constants))
 
 
 def head_of(model: Model) -> Head:
     """Find the layer to invert; linear models see the pixels there, the CNN its pooled features."""
     if isinstance(model, LinearModel):
-        return Head(model.outputs, model.inputs - 1, sees_pixels=True)
+        return Head(model, model.outputs, model.inputs - 1, sees_pixels=True)
     shapes = {block.name: block.shape for block in model.layout}
     if "full.weight" in shapes and "full.bias" in shapes:
         outputs, inputs = shapes["full.weight"]
-        return Head(outputs, inputs, sees_pixels=False)
+        return Head(model, outputs, inputs, sees_pixels=False)
     raise ConfigurationError(
         f"model.name = {model.name!r}: the attack covers lr, svm, softmax and a fully connected last layer with a bias"
     )
-
-
-def invert(head: Head, model: Model, gradient: Vector) -> Picture:
-    """Return the ratio for the row that carries most; zeros where the constant's gradient is 0.
-
-    A class whose samples are all fitted has no gradient, so an observer takes the loudest row.
-    """
-    weights, constants = head.rows(model, gradient)
-    loudest = int(np.argmax(np.vecdot(weights, weights)))
-    if constants[loudest] == 0:
-        return np.zeros(head.inputs)
-    ratio: Picture = weights[loudest] / constants[loudest]
-    return np.clip(ratio, 0, 1) if head.sees_pixels else ratio
-
-
-def infer_target(head: Head, model: Model, gradient: Vector) -> int:
-    """Guess a target of the batch: only a sample's own score has a negative derivative.
-
-    With one score (LR) its sign is −y.
-    """
-    _, constants = head.rows(model, gradient)
-    if head.outputs == 1:
-        return -1 if constants[0] > 0 else 1
-    return int(np.argmin(constants))
 
 
 def psnr(truth: Picture, guess: Picture) -> float:
@@ -247,12 +250,28 @@ def attack(
                 rows.append([_one(world, head, worker, sent, n) for n in range(1, releases + 1)])
             if law is None:
                 # a fitted sample of the SVM has no gradient: show one that has, where there is one
-                worst = [min(outcome.correlation for outcome in column) for column in zip(*rows, strict=True)]
+                worst = [min(map(_correlation, column)) for column in zip(*rows, strict=True)]
                 shown = next((n for n, r in enumerate(worst) if r > 0), 0)
-            cells += [
-                _mean(outcomes, shown, clipping.name, name, epsilon, t)
-                for t, outcomes in zip(iterations, rows, strict=True)
-            ]
+            for t, outcomes in zip(iterations, rows, strict=True):
+                means = {
+                    key: float(np.mean([outcome.figures[key] for outcome in outcomes]))
+                    for key in outcomes[0].figures
+                }
+                figures: dict[str, Any] = {
+                    key: None if math.isnan(mean) else mean for key, mean in means.items()
+                }
+                cells.append(
+                    Reconstruction(
+                        clipping=clipping.name,
+                        law=name,
+                        epsilon=epsilon,
+                        t=t,
+                        **figures,
+                        picture=outcomes[shown].guess,
+                        truth=outcomes[shown].truth,
+                        correlations=tuple(map(_correlation, outcomes)),
+                    )
+                )
     return cells
 
 
@@ -265,16 +284,6 @@ def _trained_with(world: World, epsilon: float) -> World:
     return replace(world, scenario=scenario.model_copy(update={"privacy": privacy}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    guess: Picture
-    truth: Picture
-    label_right: bool
-    psnr: float
-    ssim: float
-    correlation: float
-
-
 def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: int) -> EdgeWorker:
     """Return edge 0 with another mechanism; shuffled, since a Poisson batch of one is empty as often as not."""
     worker = world.workers()[0]
@@ -282,61 +291,48 @@ def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: 
     return worker
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """One release: the reconstruction, the sample that it resembles most, and how well; NaN: features, not pixels."""
+
+    guess: Picture
+    truth: Picture
+    figures: dict[str, float]
+
+
+def _correlation(outcome: _Outcome) -> float:
+    return outcome.figures["correlation"]
+
+
 def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) -> _Outcome:
-    model, shard, b = world.model, worker.shard, worker.mechanism.batch_size
+    shard, b = worker.shard, worker.mechanism.batch_size
     bound = world.scenario.batch_size * sent.sensitivity / 2  # C
     worker.sequence = n - 1
     released = worker.receive(replace(sent, sensitivity=2 * bound / b)).gradient
     # the observer knows x_t, which depends on no sample of this batch, and takes λx_t off
     gradient = released - np.float32(worker.regularization) * sent.model
-    guess = invert(head, model, gradient)
-    target = infer_target(head, model, gradient)
+    guess = head.invert(gradient)
     batch = worker.mechanism.sampler.draw(worker.streams, worker.index, n, len(shard), b)
     rows = shard.rows[batch]
-    truths = list(_truths(world, head, sent, rows.tolist()))
+    truths = [_truth(world, head, sent, row) for row in rows.tolist()]
     nearest = max(truths, key=lambda truth: correlation(truth, guess))
     pixels, shape = head.sees_pixels, world.dataset.shape
-    return _Outcome(
-        guess,
-        nearest,
-        label_right=target in shard.targets[rows],
-        psnr=psnr(nearest, guess) if pixels else math.nan,
-        ssim=ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
-        correlation=correlation(nearest, guess),
-    )
+    figures = {
+        "psnr": psnr(nearest, guess) if pixels else math.nan,
+        "ssim": ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
+        "correlation": correlation(nearest, guess),
+        "label_accuracy": float(head.target(gradient) in shard.targets[rows]),
+    }
+    return _Outcome(guess, nearest, figures)
 
 
-def _truths(world: World, head: Head, sent: SendModel, rows: Sequence[int]) -> Iterator[Picture]:
-    """Yield what a perfect inversion of each sample would give: its pixels, or its features."""
-    for row in rows:
-        if head.sees_pixels:
-            yield world.features[row, :-1].astype(np.float64)
-        else:
-            one = slice(row, row + 1)
-            exact = world.model.gradients(sent.model, world.features[one], world.targets[one])
-            yield invert(head, world.model, exact.weighted_sum(None))
-
-
-def _mean(
-    outcomes: Sequence[_Outcome], shown: int, clipping: str, law: str, epsilon: float | None, t: int
-) -> Reconstruction:
-    def mean(name: str) -> float | None:
-        value = float(np.mean([getattr(outcome, name) for outcome in outcomes]))
-        return None if math.isnan(value) else value
-
-    return Reconstruction(
-        clipping=clipping,
-        law=law,
-        epsilon=epsilon,
-        t=t,
-        psnr=mean("psnr"),
-        ssim=mean("ssim"),
-        correlation=mean("correlation") or 0.0,
-        label_accuracy=mean("label_right") or 0.0,
-        picture=outcomes[shown].guess,
-        truth=outcomes[shown].truth,
-        correlations=tuple(outcome.correlation for outcome in outcomes),
-    )
+def _truth(world: World, head: Head, sent: SendModel, row: int) -> Picture:
+    """Return what a perfect inversion of a sample would give: its pixels, or its features."""
+    if head.sees_pixels:
+        return world.features[row, :-1].astype(np.float64)
+    one = slice(row, row + 1)
+    exact = world.model.gradients(sent.model, world.features[one], world.targets[one])
+    return head.invert(exact.weighted_sum(None))
 
 
 def grey_shape(dataset: Dataset) -> tuple[int, int]:
@@ -392,3 +388,107 @@ def _write(rows: Sequence[tuple[str, Sequence[Titled]]], shape: tuple[int, int],
                 axis.set_title(title, fontsize=6)
             line[0].set_ylabel(label)
         return save(figure, stem)
+
+
+# -- an honest-but-curious observer of the wire -------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PayloadRecorder:
+    """Keeps gradients of a run as files, with the models that they answer."""
+
+    directory: Path
+    limit: int
+    on_full: Callable[[], None] | None = None
+    kept: set[str] = field(default_factory=set)
+    _models: dict[EdgeId, bytes] = field(default_factory=dict)
+
+    def model(self, topic: str, payload: bytes) -> None:
+        self._models[parse_edge_topic(topic).edge_id] = payload
+
+    def gradient(self, topic: str, payload: bytes) -> None:
+        """Keep the payload, and the model that it answers where that was seen; a resent one only once."""
+        if len(self.kept) >= self.limit:
+            return
+        edge_id = parse_edge_topic(topic).edge_id
+        dimension = max(1, (len(payload) - v1.HEADER_BYTES) // 4)
+        arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
+        stem = f"{edge_id}-{arrived.sequence:08d}"
+        model = self._models.get(edge_id)
+        if model is not None and decode_model(edge_id, model, dimension).version == arrived.version:
+            (self.directory / f"{stem}.model").write_bytes(model)
+        (self.directory / f"{stem}.gradient").write_bytes(payload)
+        self.kept.add(stem)
+        if len(self.kept) == self.limit and self.on_full is not None:
+            self.on_full()
+
+
+def record_payloads(
+    channel: Channel, run: RunId, directory: Path, limit: int, on_full: Callable[[], None] | None = None
+) -> PayloadRecorder:
+    """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, raw as they were on the wire.
+
+    Needs a login that may read every edge's branch: the cloud's own, which is the adversary meant.
+    """
+    if limit < 1:
+        raise ConfigurationError(f"limit = {limit}: must be at least 1")
+    directory.mkdir(parents=True, exist_ok=True)
+    recorder = PayloadRecorder(directory, limit, on_full)
+    channel.subscribe(every_edge(run, EdgeTopic.MODEL), recorder.model)
+    channel.subscribe(every_edge(run, EdgeTopic.GRADIENT), recorder.gradient)
+    return recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one payload gave away."""
+
+    arrived: GradientArrived
+    picture: Picture
+    target: int
+
+
+def observe(
+    head: Head, edge_id: EdgeId, payload: bytes, answered: bytes | None, regularization: float
+) -> Sighting:
+    """Invert one gradient as it was on the wire; with the model that it answers, λx is taken off first."""
+    arrived = decode_gradient(edge_id, payload, head.model.dimension)
+    gradient: Vector = arrived.gradient
+    if answered is not None:
+        gradient = (
+            gradient
+            - np.float32(regularization) * decode_model(edge_id, answered, head.model.dimension).model
+        )
+    return Sighting(arrived, head.invert(gradient), head.target(gradient))
+
+
+def observe_directory(model: Model, directory: Path, *, regularization: float = 0.0) -> list[Sighting]:
+    """Invert every `*.gradient` of a directory, in the order of their names."""
+    files = sorted(directory.glob("*.gradient"))
+    if not files:
+        raise ConfigurationError(f"from_payloads = {str(directory)!r}: contains no *.gradient files")
+    head, sightings = head_of(model), []
+    for path in files:
+        edge_id, beside = EdgeId(path.stem.rpartition("-")[0] or path.stem), path.with_suffix(".model")
+        answered = beside.read_bytes() if beside.exists() else None
+        try:
+            sightings.append(observe(head, edge_id, path.read_bytes(), answered, regularization))
+        except RemoteProtocolError as error:
+            raise ConfigurationError(f"{path}: not a gradient of {model.name!r}: {error}") from error
+    return sightings
+
+
+def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
+    """Return the training image that a reconstruction resembles most, and |r|."""
+    best, best_r = 0, -1.0
+    wanted = picture - picture.mean()
+    norm = float(np.linalg.norm(wanted))
+    if norm == 0:
+        return 0, 0.0
+    for start in range(0, len(dataset.train), 8192):
+        pixels = dataset.train.values(np.arange(start, min(start + 8192, len(dataset.train))))
+        centred = pixels - pixels.mean(axis=1, keepdims=True)
+        r = np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12)
+        if r.max() > best_r:
+            best, best_r = start + int(r.argmax()), float(r.max())
+    return best, best_r

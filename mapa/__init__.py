@@ -14,9 +14,11 @@ loaded when it is first used, so `import mapa` is quick; only `torch_model` and 
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the one list of names: `__getattr__` reads it, too
+if TYPE_CHECKING:  # the names of _HOMES and _PARTS
     from cloud.algorithm import Algorithm
     from common.datasets.dataset import Dataset
     from common.datasets.readers import dataset
@@ -28,38 +30,30 @@ if TYPE_CHECKING:  # the one list of names: `__getattr__` reads it, too
     from mapa.api import Scenario, calibrate, load_run, run, simulate
     from mapa.run_result import Run
 
-_RENAMED = {"Images": "Inputs"}
-
-
-def _homes() -> dict[str, str]:
-    """Return the module of each public name: the imports above, which type checkers alone execute."""
-    import ast
-    from pathlib import Path
-
-    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    imports = [node for block in source.body if isinstance(block, ast.If) for node in block.body]
-    return {
-        a.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for a in node.names
-    }
+_HOMES = {
+    "Algorithm": "cloud.algorithm",
+    "Dataset": "common.datasets.dataset",
+    "dataset": "common.datasets.readers",
+    **dict.fromkeys(("ConfigurationError", "MapaError"), "common.errors"),
+    "Model": "common.models.model",
+    "torch_model": "common.models.torch_model",
+    "NoiseLaw": "common.noise.law",
+    **dict.fromkeys(("Scenario", "calibrate", "load_run", "run", "simulate"), "mapa.api"),
+    "Run": "mapa.run_result",
+}
+_PARTS = ("algorithms", "data", "models", "privacy")
+_RENAMED = {"Images": "Inputs"}  # of a part
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    if (
-        not name.startswith("_") and find_spec(f"mapa.{name}") is not None
-    ):  # `from mapa import output` asks here first
-        return import_module(f"mapa.{name}")
-    homes = _homes()
-    parts = [part for part, home in homes.items() if home == "mapa"]
-    if name == "__all__":
-        return sorted({*homes} - {*parts})
-    if name in homes:
-        found: object = getattr(import_module(homes[name]), name)
-        globals()[name] = found
+    if name in _HOMES:
+        globals()[name] = found = getattr(import_module(_HOMES[name]), name)
         return found
-    for part in () if name.startswith("_") else parts:
+    if name in _PARTS:
+        return import_module(f"mapa.{name}")
+    former = not name.startswith("_") and find_spec(f"mapa.{name}") is None  # no module of the package
+    for part in _PARTS if former else ():
         module, now = import_module(f"mapa.{part}"), _RENAMED.get(name, name)
         if hasattr(module, now):
             import warnings
@@ -70,4 +64,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_homes()})
+    return sorted({*globals(), *_HOMES, *_PARTS})

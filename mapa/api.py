@@ -35,17 +35,16 @@ from common.scenario.scenario import Scenario as CheckedScenario
 from mapa.cloud_run import Setting
 from mapa.output import note
 from mapa.process_run import PROCESSES, run_in_processes
-from mapa.progress import BarView, OnProgress, bar_for, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_result import Run, read_result
+from mapa.run_view import Bar, BarView, OnProgress, bar_for, shown_on
 from mapa.runs import find_run
 from mapa.scenario_files import checked_scenario, read_scenario, table_in
-from mapa.simulation.simulator import interrupt_between_events
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, interrupt_between_events
 
 Source = str | Path | Mapping[str, Any] | CheckedScenario
-_TABLES = dict(CODE_KEYS)
+_TABLES = dict(CODE_KEYS)  # the key that an object alone stands for, by its table
 _NOTEBOOK = "__main__"  # what no other process can import is recorded as if it were defined there
 
 
@@ -59,9 +58,63 @@ class Given:
     changed: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, source: Source) -> Given:
+        if isinstance(source, Scenario):
+            return source._given
+        if isinstance(source, CheckedScenario | Mapping):
+            values = source.canonical() if isinstance(source, CheckedScenario) else dict(source)
+            return cls("scenario", values, Path.cwd())
+        if not isinstance(source, str | Path):
+            raise ConfigurationError(
+                f"scenario = {source!r:.80}: must be the name of a scenario, the path of a TOML file, a dict or a"
+                " Scenario"
+            )
+        path, values = read_scenario(str(source))
+        return cls(path.stem, values, path.parent)
+
+    def with_(self, changes: Mapping[str, Any]) -> Given:
+        """Return it with changes: of a table its keys are changed one by one; None removes a key."""
+        values, changed, objects = copy.deepcopy(self.values), dict(self.changed), dict(self.objects)
+        for dotted, value in changes.items():
+            key, dot, inner = dotted.partition(".")
+            parts = {inner: value} if dot else _table(key, value)
+            if parts is None:
+                changed[key] = value
+                _set(values, key, value)
+                continue
+            table = values.setdefault(key, {})
+            if not isinstance(table, dict):
+                table = values[key] = _table(key, table) or {}
+            if key == "algorithm" and _is_made(parts.get("name")):  # its options replace the former's
+                for option in table.keys() - AlgorithmTable.model_fields.keys():
+                    del table[option]
+            for part, one in parts.items():
+                changed[f"{key}.{part}"] = one
+                *tables, last = part.split(".")
+                _set(table_in(table, tables, dotted), last, one)
+        for name, key in CODE_KEYS:
+            if name in values:
+                values[name] = _named(name, key, _table(name, values[name]) or {}, objects)
+        return Given(self.name, values, self.folder, changed, objects)
+
     def scenario(self) -> CheckedScenario:
         """Check it as a whole; inside `given_objects`, which makes the objects known."""
         return checked_scenario(copy.deepcopy(self.values), self.folder, self.changed)
+
+    def require_importable(self) -> None:
+        """Raise ConfigurationError for an object that edges' processes cannot import; the algorithm is the cloud's."""
+        for table, key in CODE_KEYS:
+            path = self.values.get(table, {}).get(key)
+            thing = self.objects.get(path) if isinstance(path, str) else None
+            if thing is None or table == "algorithm" or importable(thing) == path:
+                continue
+            what = "a Dataset" if isinstance(thing, Dataset) else f"a class of {_NOTEBOOK} or of a function"
+            raise ConfigurationError(
+                f"{table}.{key} = {thing!r:.80}: {what} exists in this process alone, and edges are processes of their"
+                f" own that import what they need; put the class into a file, e.g. my_model.py, and name it as"
+                f" {table}={{'{key}': 'my_model:{getattr(thing, '__name__', 'Data')}'}}; mapa.simulate takes objects"
+            )
 
 
 class Scenario(CheckedScenario):
@@ -75,14 +128,14 @@ class Scenario(CheckedScenario):
     @classmethod
     def load(cls, source: Source, /) -> Self:
         """Return a shipped scenario by its name, one in a TOML file by its path, or one in a dict."""
-        return cls._of(given(source, {}))
+        return cls._of(Given.of(source).with_({}))
 
     def with_(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """Return the scenario with changes: `with_(seed=1, privacy={"total_epsilon": 4.0})`, or dotted keys in a dict.
 
         Of a table only the given keys change; None removes a key; a class or an object may stand where a name does.
         """
-        return self._of(given(self, {**(changes or {}), **more}))
+        return self._of(self._given.with_({**(changes or {}), **more}))
 
     @classmethod
     def _of(cls, asked: Given) -> Self:
@@ -90,35 +143,6 @@ class Scenario(CheckedScenario):
             made = cls.model_validate(asked.scenario().canonical())
         made._given = asked
         return made
-
-
-def given(source: Source, changes: Mapping[str, Any]) -> Given:
-    """Return a scenario with changes: of a table its keys are changed one by one; None removes a key."""
-    asked = _read(source)
-    values, changed, objects = copy.deepcopy(asked.values), dict(asked.changed), dict(asked.objects)
-    for dotted, value in changes.items():
-        key, dot, inner = dotted.partition(".")
-        parts = {inner: value} if dot else _table(key, value)
-        if parts is None:
-            changed[key] = value
-            _set(values, key, value)
-            continue
-        table = values.setdefault(key, {})
-        if not isinstance(table, dict):
-            table = values[key] = _table(key, table) or {}
-        if key == "algorithm" and _is_made(
-            parts.get("name")
-        ):  # it brings its options: the former's are not meant
-            for option in [one for one in table if one not in AlgorithmTable.model_fields]:
-                del table[option]
-        for part, one in parts.items():
-            changed[f"{key}.{part}"] = one
-            *tables, last = part.split(".")
-            _set(table_in(table, tables, dotted), last, one)
-    for table_name, key in CODE_KEYS:
-        if table_name in values:
-            values[table_name] = _named(table_name, key, _table(table_name, values[table_name]), objects)
-    return Given(asked.name, values, asked.folder, changed, objects)
 
 
 def importable(thing: object) -> str | None:
@@ -130,36 +154,6 @@ def importable(thing: object) -> str | None:
     if names.get(name) is not thing:  # a class that a function made may have another name there
         name = next((one for one, value in names.items() if value is thing), "")
     return f"{module}:{name}" if name else None
-
-
-def require_importable(asked: Given) -> None:
-    """Refuse objects that the edges' processes must import for themselves, and cannot; the algorithm is the cloud's."""
-    for table, key in CODE_KEYS:
-        path = asked.values.get(table, {}).get(key)
-        thing = asked.objects.get(path) if isinstance(path, str) else None
-        if thing is None or table == "algorithm" or importable(thing) == path:
-            continue
-        what = "a Dataset" if isinstance(thing, Dataset) else f"a class of {_NOTEBOOK} or of a function"
-        raise ConfigurationError(
-            f"{table}.{key} = {thing!r:.80}: {what} exists in this process alone, and edges are processes of their"
-            f" own that import what they need; put the class into a file, e.g. my_model.py, and name it as"
-            f" {table}={{'{key}': 'my_model:{getattr(thing, '__name__', 'Data')}'}}; mapa.simulate takes objects"
-        )
-
-
-def _read(source: Source) -> Given:
-    if isinstance(source, Scenario):
-        return source._given
-    if isinstance(source, CheckedScenario):
-        return Given("scenario", source.canonical(), Path.cwd())
-    if isinstance(source, Mapping):
-        return Given("scenario", dict(source), Path.cwd())
-    if not isinstance(source, str | Path):
-        raise ConfigurationError(
-            f"scenario = {source!r:.80}: must be the name of a scenario, the path of a TOML file, a dict or a Scenario"
-        )
-    path, values = read_scenario(str(source))
-    return Given(path.stem, values, path.parent)
 
 
 def _table(key: str, value: Any) -> dict[str, Any] | None:
@@ -176,9 +170,8 @@ def _set(table: dict[str, Any], key: str, value: Any) -> None:
         table[key] = value
 
 
-def _named(table: str, key: str, values: dict[str, Any] | None, objects: dict[str, object]) -> dict[str, Any]:
+def _named(table: str, key: str, values: dict[str, Any], objects: dict[str, object]) -> dict[str, Any]:
     """Put a dotted path in the place of an object; an algorithm that was made brings its options."""
-    values = values or {}
     thing = values.get(key)
     if thing is None or isinstance(thing, str):
         return values
@@ -200,8 +193,7 @@ def _is_made(thing: object) -> bool:
 
 def _invented(thing: object, objects: Mapping[str, object]) -> str:
     name = thing.name if isinstance(thing, Dataset) else getattr(thing, "__name__", "")
-    plain = re.sub(r"\W", "_", name) or "given"
-    plain = plain if not plain[0].isdigit() else f"_{plain}"
+    plain = re.sub(r"^(?=\d)", "_", re.sub(r"\W", "_", name) or "given")
     path, number = f"{_NOTEBOOK}:{plain}", 1
     while path in objects:
         number += 1
@@ -213,11 +205,10 @@ def _options(made: Any, beside: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an algorithm that was made, and has not begun."""
     described = description_of(type(made).__name__, type(made))
     options = {one.name: getattr(made, one.name) for one in described.options}
-    for key in options:
-        if key in beside:
-            raise ConfigurationError(
-                f"algorithm.{key} = {beside[key]!r}: {type(made).__name__} was made with its options; give them once"
-            )
+    for key in options.keys() & beside.keys():
+        raise ConfigurationError(
+            f"algorithm.{key} = {beside[key]!r}: {type(made).__name__} was made with its options; give them once"
+        )
     if made != described.make(options):
         raise ConfigurationError(
             f"algorithm.name = {made!r:.80}: has begun already; give it as it is before its first update"
@@ -245,18 +236,15 @@ def simulate(
     `model={"name": MyModel, "options": {"width": 3}}`. With data.set = "local", `edge_data` are the edges' own files in
     their order, and `test_data` the file that the model is evaluated on.
     """
-    asked = given(scenario, changes)
+    asked = Given.of(scenario).with_(changes)
     own = None
     if edge_data or test_data is not None:
         own = OwnFiles(tuple(map(Path, edge_data)), None if test_data is None else Path(test_data))
     with given_objects(asked.objects):
-        scenario_asked = asked.scenario()
-        check_engine(scenario_asked, engine)
-        say = note if progress is True else None
-        world = World.of(scenario_asked, _data_dir(data_dir), own, say=say)
-        resolved = world.scenario
-        title = f"{resolved.algorithm.name} {resolved.model.name}"
-        with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
+        resolved, say = asked.scenario(), note if progress is True else None
+        check_engine(resolved, engine)
+        world = World.of(resolved, _data_dir(data_dir), own, say=say)
+        with interrupt_between_events(), _bar(world.scenario, progress) as bar:
             summary = record_simulation(
                 world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar), say=say
             )
@@ -281,15 +269,14 @@ def run(
     """
     if not isinstance(processes, int) or processes < 1:
         raise ConfigurationError(f"processes = {processes!r}: must be a whole number of at least 1")
-    asked = given(scenario, changes)
-    require_importable(asked)
+    asked = Given.of(scenario).with_(changes)
+    asked.require_importable()
     folder = _data_dir(data_dir)
     with given_objects(asked.objects):
         setting = Setting.of(asked.scenario(), folder, say=note if progress is True else None)
-        title = f"{setting.scenario.algorithm.name} {setting.scenario.model.name}"
         summary = run_in_processes(
             setting,
-            BarView(setting.scenario, bar_for(title, setting.scenario.iterations, progress)),
+            BarView(_bar(setting.scenario, progress)),
             name=asked.name,
             runs=Path(runs_dir),
             data_dir=folder,
@@ -326,6 +313,10 @@ def calibrate(
 def load_run(run: str | Path, *, runs_dir: str | Path = "runs") -> Run:
     """Return a run that is on disk, by the path of its folder or by its id in runs_dir; one that was cut off, too."""
     return read_result(find_run(str(run), Path(runs_dir)))
+
+
+def _bar(scenario: CheckedScenario, progress: bool | OnProgress) -> Bar:
+    return bar_for(f"{scenario.algorithm.name} {scenario.model.name}", scenario.iterations, progress)
 
 
 def _ended(summary: dict[str, Any]) -> Run:

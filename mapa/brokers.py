@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -11,7 +12,9 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -21,7 +24,7 @@ from common.quantities import RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT, BrokerAddress, parse_address
 from common.wire.topics import probe_topic
-from mapa.processes import ends_with_parent
+from mapa.processes import start_child, stop_child
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 _ECHO = 20.0  # seconds for a message as large as a model to come back
@@ -71,67 +74,51 @@ class Broker:
         """Start, and wait until it accepts an MQTT client."""
         with self.log.open("ab") as log:
             # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
-            self._child = subprocess.Popen(
-                ends_with_parent(self.command),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **_KEEP_PAGES},
-                start_new_session=True,  # Ctrl-C reaches the cloud alone: its halt needs a broker
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            self._child = start_child(self.command, **pipes, env={**os.environ, **_KEEP_PAGES})
         until = time.monotonic() + timeout
-        accepts = greets if self.needs_greeting else _listens
-        while not accepts(self.address):
+        while not accepts(self.address, greeting=self.needs_greeting):
             if self._child.poll() is not None or time.monotonic() > until:
                 self.stop()
-                raise BrokerUnavailableError(
-                    f"{self.kind} on {self.address} did not start: {self._last_words()}"
-                )
+                lines = self.log.read_text(errors="replace").strip().splitlines()
+                said = "; ".join(lines[-3:]) or "no output"
+                raise BrokerUnavailableError(f"{self.kind} on {self.address} did not start: {said}")
             time.sleep(0.02)
 
-    def stop(self, sig: signal.Signals = signal.SIGTERM, timeout: float = 5.0) -> None:
+    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
         """Stop it; SIGKILL if it does not react."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        if child.stdin is not None:
-            child.stdin.close()
-        if child.poll() is None:
-            child.send_signal(sig)
-        try:
-            child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        if child is not None:
+            if child.stdin is not None:
+                child.stdin.close()
+            stop_child(child, sig)
 
     def restart(self) -> None:
         """Restart it on the same port; retained messages are lost."""
         self.stop()
         self.start()
 
-    def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "; ".join(lines[-3:]) or "no output"
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Broker]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
 
 
-def greets(address: BrokerAddress) -> bool:
-    """Return whether a broker there accepts an MQTT client without a password."""
-    with contextlib.suppress(OSError), _probe(address) as probe:
-        probe.sendall(_CONNECT)
-        accepted = probe.recv(4) == b"\x20\x02\x00\x00"
-        probe.sendall(b"\xe0\x00")
-        return accepted
-    return False
-
-
-def _listens(address: BrokerAddress) -> bool:
-    with contextlib.suppress(OSError), _probe(address):
-        return True
-    return False
-
-
-def _probe(address: BrokerAddress) -> socket.socket:
-    return socket.create_connection((address.host, address.port), timeout=2.0)
+def accepts(address: BrokerAddress, *, greeting: bool = True) -> bool:
+    """Return whether something listens there; with `greeting`: a broker that accepts a client without a password."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=2.0) as probe:
+            if not greeting:
+                return True
+            probe.sendall(_CONNECT)
+            accepted = probe.recv(4) == b"\x20\x02\x00\x00"
+            probe.sendall(b"\xe0\x00")
+            return accepted
+    except OSError:
+        return False
 
 
 def find_mosquitto() -> str | None:
@@ -164,23 +151,19 @@ def mosquitto_configuration(port: int, directory: Path, options: MosquittoOption
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         lines.append("user root")  # else it becomes `mosquitto`, who cannot read the caller's files
-    if options.password_file is not None:
-        lines.append(f"password_file {options.password_file}")
-    if options.acl_file is not None:
-        lines.append(f"acl_file {options.acl_file}")
+    files = {"password_file": options.password_file, "acl_file": options.acl_file}
+    tls = {"certfile": options.certificate, "keyfile": options.key, "cafile": options.ca}
+    lines += [f"{key} {path}" for key, path in files.items() if path is not None]
     lines.append(f"listener {port} 127.0.0.1")
-    if options.certificate is not None:
-        lines += [f"certfile {options.certificate}", f"keyfile {options.key}"]
-        lines += [f"cafile {options.ca}"] if options.ca is not None else []
+    lines += [f"{key} {path}" for key, path in tls.items() if path is not None]
     if options.unix_socket:
         lines.append(f"listener 0 {directory / 'mosquitto.sock'}")
     return "\n".join([*lines, *options.extra, ""])
 
 
-@contextlib.contextmanager
 def private_mosquitto(
     directory: Path, options: MosquittoOptions | None = None, *, port: int | None = None
-) -> Iterator[Broker]:
+) -> AbstractContextManager[Broker]:
     """Run a Mosquitto of our own on the loopback interface."""
     options = MosquittoOptions() if options is None else options
     binary = find_mosquitto()
@@ -193,45 +176,31 @@ def private_mosquitto(
     directory.mkdir(parents=True, exist_ok=True)
     configuration = directory / "mosquitto.conf"
     configuration.write_text(mosquitto_configuration(port, directory, options))
-    broker = Broker(
+    return Broker(
         address=BrokerAddress("127.0.0.1", port),
         kind="mosquitto",
         command=[binary, "-c", str(configuration)],
         log=directory / "mosquitto.log",
         unix_address=BrokerAddress(str(directory / "mosquitto.sock")) if options.unix_socket else None,
         needs_greeting=options.password_file is None and options.certificate is None,
-    )
-    with _running(broker):
-        yield broker
+    ).running()
 
 
-@contextlib.contextmanager
-def embedded_broker(directory: Path, *, port: int | None = None) -> Iterator[Broker]:
+def embedded_broker(directory: Path) -> AbstractContextManager[Broker]:
     """Run amqtt in a child: in this process it would share one core with the training."""
     if importlib.util.find_spec("amqtt") is None:
         raise ConfigurationError(
             "broker = 'embedded': the package amqtt is not installed; pip install 'mapa-testbed[broker]', "
             "or use `mosquitto`, or HOST:PORT of a running broker"
         )
-    port = free_port() if port is None else port
+    port = free_port()
     directory.mkdir(parents=True, exist_ok=True)
-    broker = Broker(
+    return Broker(
         address=BrokerAddress("127.0.0.1", port),
         kind="embedded",
-        command=[sys.executable, "-P", "-m", "mapa.embedded_broker", str(port)],
+        command=[sys.executable, "-P", "-m", "mapa.brokers", str(port)],
         log=directory / "embedded-broker.log",
-    )
-    with _running(broker):
-        yield broker
-
-
-@contextlib.contextmanager
-def _running(broker: Broker) -> Iterator[None]:
-    broker.start()
-    try:
-        yield
-    finally:
-        broker.stop()
+    ).running()
 
 
 def private(text: str) -> bool:
@@ -250,20 +219,16 @@ def resolve_broker(
 
     `auto` is a private Mosquitto where one is found, else the embedded broker; it says which.
     """
-    chosen = text
-    if text == "auto":
-        chosen = "mosquitto" if find_mosquitto() is not None else "embedded"
-        if say is not None:
-            why = "a private Mosquitto" if chosen == "mosquitto" else "embedded (slower; no Mosquitto found)"
-            say.write(f"broker: {why}\n")
-    if chosen == "mosquitto":
-        with private_mosquitto(directory, MosquittoOptions(max_payload=max_payload)) as broker:
-            yield broker.address
-    elif chosen == "embedded":
-        with embedded_broker(directory) as broker:
-            yield broker.address
-    else:
+    if not private(text):
         yield parse_address(text)
+        return
+    mosquitto = text == "mosquitto" or (text == "auto" and find_mosquitto() is not None)
+    if text == "auto" and say is not None:
+        why = "a private Mosquitto" if mosquitto else "embedded (slower; no Mosquitto found)"
+        say.write(f"broker: {why}\n")
+    options = MosquittoOptions(max_payload=max_payload)
+    with private_mosquitto(directory, options) if mosquitto else embedded_broker(directory) as broker:
+        yield broker.address
 
 
 @dataclass(slots=True)
@@ -324,3 +289,33 @@ def check_message_size(
     raise ConfigurationError(
         f"broker {address}: closes the connection after a message of {size} bytes, which this run needs; {SIZE_HINT}"
     )
+
+
+def serve_embedded(port: int) -> None:
+    """Serve MQTT to any client on this machine until stdin ends or a signal comes: the embedded broker's program."""
+    import asyncio  # megabytes, that a cloud does not need
+
+    async def serve() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from amqtt.broker import Broker as Amqtt
+
+            # Naming the plugins leaves out the loggers and $SYS, which cost and say too much.
+            plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+            listener = {"type": "tcp", "bind": f"127.0.0.1:{port}"}
+            broker = Amqtt({"listeners": {"default": listener}, "plugins": plugins})
+            await broker.start()
+        loop = asyncio.get_running_loop()
+        over = loop.run_in_executor(None, sys.stdin.buffer.read)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, over.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await over
+        os._exit(0)  # nothing to save; amqtt's own shutdown waits seconds for its clients
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    serve_embedded(int(sys.argv[1]))

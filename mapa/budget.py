@@ -41,28 +41,21 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
             "data.schema.records_at_least: needed to compute the noise from privacy.total_epsilon with"
             f" data.set = {LOCAL!r}: how often a record is used depends on the number of an edge's records"
         )
-    if privacy.pace == "own":
-        return _paced(scenario, shard_sizes, say)
-    releases = privacy.releases or releases_of_an_edge(scenario)
-    # how often a batch is truncated does not rise with the rate
-    truncated = scenario.sampler.amplification().largest is not None
-    sizes = set(shard_sizes) if truncated else {min(shard_sizes)}
-    found = _multipliers(scenario, [(releases, size) for size in sorted(sizes)], "z", say)
-    z = max(found.values())
-    filled = privacy.model_copy(update={law.calibrated: [z], "releases": None})
-    return scenario.model_copy(update={"privacy": filled})
-
-
-def _paced(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None) -> Scenario:
-    """Return the scenario with R_k and z_k of each edge: fixed here, before anybody has released anything."""
-    privacy, caps = scenario.privacy, planned_releases(scenario)
-    law = privacy.described.made
-    assert law.calibrated is not None  # PrivacyTable has checked it
-    keys = [(cap * scenario.work.releases(), size) for cap, size in zip(caps, shard_sizes, strict=True)]
-    found = _multipliers(scenario, list(dict.fromkeys(keys)), "z_k", say)
-    multipliers = [found[key] for key in keys]
-    filled = privacy.model_copy(update={law.calibrated: multipliers, "release_caps": caps})
-    return scenario.model_copy(update={"privacy": filled})
+    caps, symbol = None, "z"
+    if privacy.pace == "own":  # R_k and z_k of each edge: fixed here, before anybody has released anything
+        caps, symbol = planned_releases(scenario), "z_k"
+        keys = [(cap * scenario.work.releases(), size) for cap, size in zip(caps, shard_sizes, strict=True)]
+    else:
+        releases = privacy.releases or releases_of_an_edge(scenario)
+        # how often a batch is truncated does not rise with the rate
+        truncated = scenario.sampler.amplification().largest is not None
+        sizes = set(shard_sizes) if truncated else {min(shard_sizes)}
+        keys = [(releases, size) for size in sorted(sizes)]
+    found = _multipliers(scenario, list(dict.fromkeys(keys)), symbol, say)
+    filled: dict[str, object] = {law.calibrated: [max(found.values())], "releases": None}
+    if caps is not None:
+        filled = {law.calibrated: [found[key] for key in keys], "release_caps": caps}
+    return scenario.model_copy(update={"privacy": privacy.model_copy(update=filled)})
 
 
 def _multipliers(
@@ -109,19 +102,15 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
     from common.accounting.budget import keeps, max_messages
 
     budget = Budget(privacy.total_epsilon, privacy.total_delta)
-    if privacy.release_caps is not None:
-        own = [privacy.cap(k) for k in range(len(shard_sizes))]
-        for k, (cap, size) in enumerate(zip(own, shard_sizes, strict=True)):
-            if cap is not None and not keeps(
-                budget, ReleaseKind(scenario.mechanism(scenario.law(k)), size), cap
-            ):
-                raise ConfigurationError(
-                    f"privacy.release_caps = {cap} of edge {k}: with its noise and {size} records it passes"
-                    f" privacy.total_epsilon = {privacy.total_epsilon}"
-                )
-        return own
-    with kept_in(user_cache()):
-        return [
-            max_messages(budget, ReleaseKind(scenario.mechanism(scenario.law(k)), size))
-            for k, size in enumerate(shard_sizes)
-        ]
+    kinds = [ReleaseKind(scenario.mechanism(scenario.law(k)), size) for k, size in enumerate(shard_sizes)]
+    if privacy.release_caps is None:
+        with kept_in(user_cache()):
+            return [max_messages(budget, kind) for kind in kinds]
+    own = [privacy.cap(k) for k in range(len(kinds))]
+    for k, (cap, kind) in enumerate(zip(own, kinds, strict=True)):
+        if cap is not None and not keeps(budget, kind, cap):
+            raise ConfigurationError(
+                f"privacy.release_caps = {cap} of edge {k}: with its noise and {kind.shard_size} records it passes"
+                f" privacy.total_epsilon = {privacy.total_epsilon}"
+            )
+    return own

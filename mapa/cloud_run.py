@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloud.assembly import algorithm_for, begun, explained, server_for
+from cloud.assembly import begun, explained, server_for
 from cloud.metrics import EVERY, SECONDS, read_cloud
 from cloud.presence import Inquiry
 from cloud.recovery_log import History
@@ -30,7 +30,7 @@ from common.own_code import allowing
 from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
 from common.records.directory import RunDirectory
-from common.records.layout import HALT_OWED, keeps_gradients
+from common.records.layout import HALT_OWED, RESUME, keeps_gradients
 from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets, published
@@ -38,7 +38,7 @@ from common.transport.channel import BrokerChannel, Loop, Will
 from common.transport.connection import BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.wire.codec import encode_presence, encode_welcome, new_nonce
+from common.wire.codec import encode, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.brokers import SizeProbe, check_message_size
@@ -69,14 +69,13 @@ class Setting(RunParts):
             )
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
-        made = type(algorithm_for(parts.scenario))
-        ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it
+        ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it
         test = None if own is None else own.test
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows, data_dir, test)
 
     @property
     def payload_bytes(self) -> int:
-        """The largest message of the run, with a margin: what its broker must accept, and no more."""
+        """The largest message of the run, with a margin: what its broker must accept."""
         return payload_limit(self.model.dimension)
 
     @property
@@ -105,14 +104,9 @@ class Setting(RunParts):
             for k in {0, *(k for k in edges if k < scenario.workers)}
         ]
         try:
-            return max(len(encode_welcome(welcome)) for welcome in welcomes)
+            return max(len(encode(welcome)) for welcome in welcomes)
         except LocalProtocolError as error:
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
-
-    @property
-    def packet_bytes(self) -> int:
-        """The largest packet that a cloud accepts, with its topic: a gradient, or the largest hello."""
-        return packet_limit(self.model.dimension)
 
 
 @dataclass(slots=True)
@@ -142,7 +136,7 @@ class CloudRun:
         """Write what a resumed cloud needs."""
         places = {"data_dir": self.setting.data_dir, "test_data": self.setting.test_data}
         values = {name: None if path is None else str(path.resolve()) for name, path in places.items()}
-        self.directory.remember({**values, HALT_OWED: self.undelivered})
+        self.directory.document(RESUME, {**values, HALT_OWED: self.undelivered})
 
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
@@ -152,7 +146,7 @@ class CloudRun:
         with on_signals(lambda *_: self.loop.post(self._signalled)):
             try:
                 self.loop.run()
-            except RecordsError as error:  # no edge was answered since: a resumed run goes on from there
+            except RecordsError as error:  # no edge was answered since: a resumed run continues from there
                 raise RecordsError(
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
                     f" with {self.resume_command}"
@@ -198,7 +192,7 @@ class CloudRun:
         check_message_size(probe, broker, self.loop, service.say)
         if history is not None:
             begin = resume_service if resumed else begin_history
-            begin(service, history, type(algorithm_for(self.setting.scenario)), directory)
+            begin(service, history, directory)
             self.undelivered = service.halted is not None  # it had ended, and its edges are still to be told
             self.remember()
         inquiry.check_alone()  # others may have asked meanwhile
@@ -207,7 +201,7 @@ class CloudRun:
         """Flush the records, so that a crash leaves them complete; raise where they could not be written."""
         records = self.service.records
         try:
-            self.directory.flush()
+            self.directory.events.flush()
         except RecordsError as error:
             records.fail(error)
         if records.failure is not None and self.service.halted is None:
@@ -234,7 +228,7 @@ def open_cloud(
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
-    Without an incarnation the run begins, with a new one; with that of a run it goes on where the directory's log
+    Without an incarnation the run begins, with a new one; with that of a run it continues where the directory's log
     ends. `remembers`: whether there is such a log. `reached`: the options that name the broker, for the command that
     resumes the run.
     """
@@ -246,15 +240,13 @@ def open_cloud(
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
     )
-    offline = encode_presence(Presence(False, nonce, server.incarnation))
+    offline = encode(Presence(False, nonce, server.incarnation))
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
-        username=credentials.username,
-        password=credentials.password,
-        tls=credentials.tls,
+        credentials=credentials,
         will=Will(presence_topic(run), offline, retain=True),
-        max_packet=setting.packet_bytes,
+        max_packet=packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
     channel = MqttChannel(options, loop)

@@ -20,7 +20,7 @@ from common.errors import ConfigurationError
 from common.own_code import code_named_by
 from common.records.layout import LONGEST, folder_name, name_before_stamp
 from edge.own_data import REGISTRY_VARIABLE
-from mapa.option_variables import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
+from mapa.processes import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 from mapa.resume import to_go_on_with
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
@@ -28,7 +28,6 @@ RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edge
 SERVICES = ("data", "cloud", "edge")
 OWN_DATA, TEST_DATA = Path("/own-data"), Path("/test-data")  # folders of the host, where they are mounted
 REGISTRY = "/state/registry.sqlite3"  # of local data: a container sees no other state directory
-_RESUMED = {PREFIX + name for name in RESUMED}
 _PLACES = {"MAPA_BROKER": "broker", "MAPA_RUNS_DIR": "/runs", "MAPA_STATE_DIR": "/state"}
 
 
@@ -42,14 +41,13 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
     for variable, folder in (("MAPA_EDGE_DATA", OWN_DATA), ("MAPA_TEST_DATA", TEST_DATA)):
         if variable in options:
-            # a name in the folder; an absolute path stays
-            options[variable] = str(folder / options[variable])
+            options[variable] = str(folder / options[variable])  # an absolute path stays
     if name == "cloud":
-        options.setdefault("MAPA_STARTED_BY", container_id())
+        started_by = options.setdefault("MAPA_STARTED_BY", container_id())
         runs, run = Path(options["MAPA_RUNS_DIR"]), options.get("MAPA_RUN")
-        started_by = options["MAPA_STARTED_BY"]
-        if (left := to_go_on_with(runs, run=run, started_by=started_by, now=time.time())) is not None:
-            resumed = {key: value for key, value in options.items() if key in _RESUMED}
+        left = to_go_on_with(runs, run=run, started_by=started_by, now=time.time())
+        if left is not None:
+            resumed = {key: value for key, value in options.items() if key.removeprefix(PREFIX) in RESUMED}
             resumed["MAPA_RUN"] = run or name_before_stamp(left.name)
             return ["cloud", *_allowed(scenario, _changes(environ)), "--resume", str(left)], resumed
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
@@ -139,16 +137,16 @@ def _changes(environ: Mapping[str, str]) -> list[str]:
 
 
 def _run_of_this_host(environ: Mapping[str, str]) -> str:
-    if not (file := text(environ, RUN_FILE)):
-        raise ConfigurationError("RUN: not set; the cloud prints the run's name when it starts")
+    file = text(environ, RUN_FILE)
     try:
-        run = Path(file).read_text(encoding="utf-8").strip()
+        run = Path(file).read_text(encoding="utf-8").strip() if file else ""
     except OSError as error:
         raise ConfigurationError(
             f"RUN: not set, and the name that the cloud wrote cannot be read: {error}"
         ) from error
     if not run:
-        raise ConfigurationError(f"RUN: not set, and {file} is empty")
+        why = f", and {file} is empty" if file else "; the cloud prints the run's name when it starts"
+        raise ConfigurationError(f"RUN: not set{why}")
     return run
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DriverConfig, Mount
 
 from common.errors import ConfigurationError, MapaError
-from common.records.reader import Tail
 from mapa.chaos.faults import FaultKind
+from mapa.runs import NewRun
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = "com.docker.compose.project"  # Compose's own labels: what it started is found by them too
@@ -92,63 +92,46 @@ class Stack:
 
     # -- faults -----------------------------------------------------------------------------------------
 
-    def start_fault(self, kind: FaultKind, name: str) -> None:
+    def fault(self, kind: FaultKind, name: str, on: bool) -> None:
+        """Begin or end a fault; from a crash the container's restart policy brings it back."""
         container = self.container(name)
-        match kind:
-            case FaultKind.KILL:
+        match kind, on:
+            case FaultKind.KILL, True:
                 container.kill("SIGKILL")
                 container.wait()
-            case FaultKind.CRASH:
-                self.signal_inside(name, signal.SIGKILL)
-            case FaultKind.PAUSE:
+            case FaultKind.KILL, False:
+                container.start()
+            case FaultKind.CRASH, True:
+                self.send(name, signal.SIGKILL, inside=True)
+            case FaultKind.PAUSE, True:
                 container.pause()
-            case FaultKind.PARTITION:
+            case FaultKind.PAUSE, False:
+                container.unpause()
+            case FaultKind.PARTITION, True:
                 for network in self.networks():
                     network.disconnect(container)
-
-    def end_fault(self, kind: FaultKind, name: str) -> None:
-        container = self.container(name)
-        match kind:
-            case FaultKind.KILL:
-                container.start()
-            case FaultKind.CRASH:
-                pass  # its restart policy brings it back
-            case FaultKind.PAUSE:
-                container.unpause()
-            case FaultKind.PARTITION:
+            case FaultKind.PARTITION, False:
                 service = container.labels[SERVICE]  # the name that the others know it by
                 for network in self.networks():
                     network.connect(container, aliases=[service, container.name])
 
-    @contextlib.contextmanager
-    def fault(self, kind: FaultKind, name: str) -> Iterator[None]:
-        """Keep a fault active for the duration of the `with` block."""
-        self.start_fault(kind, name)
-        try:
-            yield
-        finally:
-            self.end_fault(kind, name)
-
-    def signal_inside(self, name: str, number: signal.Signals) -> None:
-        """Send a signal to the program of a cloud or an edge, within its container.
+    def send(self, name: str, number: signal.Signals, *, inside: bool) -> None:
+        """Send a signal by the engine, or within its container to the program of a cloud or an edge.
 
         No restart policy starts a container again that the engine itself has killed; one whose program ends it does.
         """
+        container, wrong = self.container(name), ""
         try:
-            done = self.container(name).exec_run(["python", "-I", "-S", "-c", _SIGNAL, str(int(number))])
+            if inside:
+                done = container.exec_run(["python", "-I", "-S", "-c", _SIGNAL, str(int(number))])
+                if done.exit_code not in (0, 137):  # 137: the container ended before the answer
+                    wrong = done.output.decode(errors="replace").strip()
+            else:
+                container.kill(number.name)
         except APIError as error:
             raise ContainerRunError(f"{name}: no {number.name}: {error.explanation}") from error
-        if done.exit_code not in (0, 137):  # 137: the container ended before the answer
-            raise ContainerRunError(
-                f"{name}: no {number.name}: {done.output.decode(errors='replace').strip()}"
-            )
-
-    def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal by the engine: no restart policy starts the container again that it ends."""
-        try:
-            self.container(name).kill(number.name)
-        except APIError as error:
-            raise ContainerRunError(f"{name}: no {number.name}: {error.explanation}") from error
+        if wrong:
+            raise ContainerRunError(f"{name}: no {number.name}: {wrong}")
 
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
@@ -176,6 +159,16 @@ class Stack:
 
         self.until(ended, timeout, f"{name} to end")
         return int(container.attrs["State"]["ExitCode"])
+
+    def end(self, service: str, seconds: float) -> None:
+        """Wait, at most that long each, for the containers of a service to end; kill those that do not."""
+        for container in self.containers(service):
+            until = time.monotonic() + seconds
+            while container.status == "running" and time.monotonic() < until:
+                time.sleep(_LOOK_EVERY)
+                container.reload()
+            if container.status in ("running", "paused"):
+                container.kill("SIGKILL")
 
     def until(self, condition: Callable[[], bool], timeout: float, event: str) -> None:
         """Wait for a condition; at the timeout raise an error with the last log lines of all containers."""
@@ -214,14 +207,14 @@ class ContainerRun:
     scenarios: Path | None = None  # a folder of the host that holds the scenario
     memory: Mapping[str, str] = field(default_factory=dict)  # limits, by service
     retries: int = 5  # of the restart policy, as in docker-compose.yml; 0: no end
-    tail: Tail = field(init=False)
+    tail: NewRun = field(init=False)
 
     def __post_init__(self) -> None:
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ContainerRunError(f"--runs-dir {self.runs}: cannot write records there: {error}") from error
-        self.tail = Tail(self.runs)
+        self.tail = NewRun(self.runs)
 
     def up(self, edges: int, timeout: float = 120.0) -> None:
         """Start the broker, get the data, start the cloud and then the edges."""
@@ -282,7 +275,6 @@ class ContainerRun:
         `environment` comes on top of the run's, `mounts` take the place of those with their target.
         """
         network = self._named("federation")
-        labels = {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)}
         variables = {"BROKER": "broker", "MAPA_RUN_FILE": "/shared/run", **self.environment}
         more: dict[str, Any] = {}
         if service == "broker":
@@ -306,7 +298,7 @@ class ContainerRun:
         endpoint = self.stack.client.api.create_endpoint_config(aliases=[service])
         more |= {
             "name": f"{self.stack.project}-{service}-{number}",
-            "labels": labels,
+            "labels": {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
             "detach": True,
             "init": True,
             "environment": {**variables, **(environment or {})},
@@ -320,15 +312,12 @@ class ContainerRun:
         except ImageNotFound as error:
             raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
 
-    def volume(self, part: str, target: str, driver: DriverConfig | None = None) -> Any:
-        """Return the mount of a volume of this run."""
+    def volume(self, part: str, target: str, size: int | None = None) -> Any:
+        """Return the mount of a volume of this run; with a size it is in memory, while a container that has it runs."""
+        options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"}
+        driver = None if size is None else DriverConfig("local", options)
         labels = {PROJECT: self.stack.project}
         return Mount(target, self._named(part), type="volume", labels=labels, driver_config=driver)
-
-    def disk(self, part: str, target: str, size: int) -> Any:
-        """Return the mount of a small disk of its own, in memory; it lasts while a container that has it runs."""
-        options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"}
-        return self.volume(part, target, DriverConfig("local", options))
 
     def _named(self, part: str) -> str:
         return f"{self.stack.project}_{part}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from common.errors import ConfigurationError
@@ -78,10 +78,13 @@ def panels(rows: int, columns: int, *, width: float = 2.9, height: float = 2.3) 
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def line(axis: Any, x: Sequence[float], y: Sequence[float], how: Look, **more: Any) -> None:
+def _style(how: Look) -> dict[str, Any]:
+    return {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "label": how.label}
+
+
+def line(axis: Any, x: Sequence[float], y: Any, how: Look, **more: Any) -> None:
     """Draw a line with its dash and about ten of its markers."""
-    style = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "label": how.label}
-    axis.plot(x, y, **{**style, "markevery": max(1, len(x) // 10), **more})
+    axis.plot(x, y, **{**_style(how), "markevery": max(1, len(x) // 10), **more})
 
 
 def aligned(
@@ -113,8 +116,7 @@ def curve(
     more = {} if markers else {"marker": None}
     line(axis, x, middle, how, **more, **({} if label is None else {"label": label}))
     if len(values) > 1:
-        width = values.std(axis=0, ddof=1)
-        axis.fill_between(x, middle - width, middle + width, color=how.colour, alpha=0.18, linewidth=0)
+        _band(axis, x, middle, values.std(axis=0, ddof=1), how)
     torn = np.isnan(middle)
     for run in values if torn.any() else ():
         alone = np.where(torn, run, math.nan)
@@ -123,21 +125,25 @@ def curve(
 
 def means(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], how: Look) -> None:
     """Draw means over x, of as many runs as there are at each, with a band of one standard deviation."""
-    middle = [math.fsum(values) / len(values) for values in runs]
-    width = [stdev(values) if len(values) > 1 else 0.0 for values in runs]
+    import numpy as np
+
+    middle = np.array([fmean(values) for values in runs])
+    width = np.array([stdev(values) if len(values) > 1 else 0.0 for values in runs])
     line(axis, x, middle, how)
     if any(width):
-        low, high = ([m + sign * w for m, w in zip(middle, width, strict=True)] for sign in (-1, 1))
-        axis.fill_between(x, low, high, color=how.colour, alpha=0.18, linewidth=0)
+        _band(axis, x, middle, width, how)
+
+
+def _band(axis: Any, x: Sequence[float], middle: Any, width: Any, how: Look) -> None:
+    axis.fill_between(x, middle - width, middle + width, color=how.colour, alpha=0.18, linewidth=0)
 
 
 def bars(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], how: Look) -> None:
     """Draw means over x, and bars from the least to the largest of the runs: on a log axis they stay above 0."""
-    middle = [math.fsum(values) / len(values) for values in runs]
+    middle = [fmean(values) for values in runs]
     below = [m - min(values) for m, values in zip(middle, runs, strict=True)]
     above = [max(values) - m for m, values in zip(middle, runs, strict=True)]
-    style = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "label": how.label}
-    axis.errorbar(x, middle, yerr=[below, above], capsize=2, elinewidth=0.8, **style)
+    axis.errorbar(x, middle, yerr=[below, above], capsize=2, elinewidth=0.8, **_style(how))
 
 
 def hollow(axis: Any, x: Sequence[float], y: Sequence[float], how: Look) -> None:
@@ -156,12 +162,10 @@ def over_updates(axis: Any, label: str = "update t") -> None:
 
 def level(axis: Any, runs: Sequence[float], how: Look) -> None:
     """Draw a line that does not depend on x, with its band."""
-    import numpy as np
-
-    middle = float(np.mean(runs))
+    middle = fmean(runs)
     axis.axhline(middle, color=how.colour, linestyle=how.dash, label=how.label, linewidth=1.2)
     if len(runs) > 1:
-        width = float(np.std(runs, ddof=1))
+        width = stdev(runs)
         axis.axhspan(middle - width, middle + width, color=how.colour, alpha=0.12, linewidth=0)
 
 

@@ -20,7 +20,7 @@ from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.scenario.parts import dataset_for
 from common.scenario.scenario import Scenario
-from edge.assembly import shards_for
+from edge.shards import shards_for
 from mapa.figures import PALETTE, panels
 
 _BINS = 5  # of a target range

@@ -10,10 +10,11 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,48 +23,35 @@ if TYPE_CHECKING:
 DEBUG = "MAPA_DEBUG"
 _WIDEST = 1000  # columns of a table
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # records say theirs themselves: RecordsError
-
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # \n is none
-
-
-class Loudness(Enum):
-    """What a command says beside its result."""
-
-    QUIET = "quiet"  # errors alone
-    USUAL = "usual"
-    VERBOSE = "verbose"  # lines, each second, instead of a bar
-
-
-_said: dict[str, object] = {"loudness": Loudness.USUAL, "tracebacks": False}
+_asked = {"debug": False, "quiet": False, "verbose": False}
 
 
 def begin(environ: Mapping[str, str]) -> None:
     """Forget what an earlier command asked for; MAPA_DEBUG counts unless it is empty or 0."""
     sys.stdout, sys.stderr = _writable(sys.stdout, 1), _writable(sys.stderr, 2)
-    _said["loudness"] = Loudness.USUAL
-    _said["tracebacks"] = environ.get(DEBUG, "").strip() not in ("", "0")
+    _asked.update(debug=environ.get(DEBUG, "").strip() not in ("", "0"), quiet=False, verbose=False)
 
 
-def debug() -> None:
-    """Show tracebacks from now on."""
-    _said["tracebacks"] = True
+def ask(*, debug: bool = False, quiet: bool = False, verbose: bool = False) -> None:
+    """Show tracebacks, or say less or more, from now on."""
+    if quiet and verbose:
+        raise ConfigurationError("--quiet and --verbose: give at most one of them")
+    _asked.update(debug=_asked["debug"] or debug, quiet=quiet, verbose=verbose)
 
 
 def wants_tracebacks() -> bool:
-    return bool(_said["tracebacks"])
-
-
-def speak(loudness: Loudness) -> None:
-    """Say so much from now on."""
-    _said["loudness"] = loudness
+    return _asked["debug"]
 
 
 def is_quiet() -> bool:
-    return _said["loudness"] is Loudness.QUIET
+    """Tell whether only results and errors are printed."""
+    return _asked["quiet"]
 
 
 def is_verbose() -> bool:
-    return _said["loudness"] is Loudness.VERBOSE
+    """Tell whether progress is printed as a line each second, instead of a bar."""
+    return _asked["verbose"]
 
 
 def progress_console(*, quiet: bool = False) -> Console:
@@ -109,8 +97,13 @@ def print_json(value: object) -> None:
     print(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
+def say(text: str) -> None:
+    """Print a line on stderr at once, also where progress is not wanted."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def note(text: str) -> None:
-    """Say a line of progress on stderr, unless quiet was asked for."""
+    """Print a line of progress on stderr, unless quiet was asked for."""
     progress_console().print(text, soft_wrap=True, highlight=False)
 
 
@@ -125,7 +118,7 @@ def printable(text: str) -> str:
 
 
 def coloured(stream: IO[str]) -> bool:
-    """Tell whether colours are fit for it: a terminal that can, and nobody who said NO_COLOR."""
+    """Tell whether a stream is a terminal with colours, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -144,7 +137,7 @@ def _writable(stream: TextIO | None, descriptor: int) -> TextIO:
 
 
 def flushed(code: object) -> int:
-    """Return the exit code once all output is written; where it cannot be, 1; no complaint of a reader who has gone."""
+    """Return the exit code once all output is written; 1 where it cannot be, without a word if its reader has left."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -157,7 +150,7 @@ def flushed(code: object) -> int:
 
 
 def unexpected(error: Exception) -> str:
-    """Return an error that nobody foresaw in one line: what, and where; of a full disk behind the output, that."""
+    """Return an unexpected error in one line: what, and where; of a full disk behind the output, that."""
     if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
         return f"error: the output could not be written: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -24,8 +23,7 @@ from common.wire.topics import run_id
 from edge.policy import is_owned
 from mapa.brokers import private, resolve_broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.option_variables import without_options
-from mapa.processes import ends_with_parent, one_thread
+from mapa.processes import start_child
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.run_view import View
 
@@ -55,11 +53,17 @@ class EdgeProcesses:
     logs: list[Path] = field(default_factory=list)
     patience: float = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
 
-    @property
-    def all_ended(self) -> bool:
-        return all(child.poll() is not None for child in self.children)
+    def watch(self, loop: Loop, over: list[str], halted: Callable[[], bool]) -> None:
+        """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
+        if halted():
+            return
+        if all(child.poll() is not None for child in self.children):
+            over.append(self._complaint())
+            loop.stop()
+        else:
+            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, over, halted))
 
-    def complaint(self) -> str:
+    def _complaint(self) -> str:
         """Return the last words of the first child that failed."""
         for child, log in zip(self.children, self.logs, strict=True):
             if child.poll():
@@ -67,15 +71,25 @@ class EdgeProcesses:
                 return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
         return "all edge processes have exited"
 
-    def watch(self, loop: Loop, over: list[str], halted: Callable[[], bool]) -> None:
-        """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
-        if halted():
-            return
-        if self.all_ended:
-            over.append(self.complaint())
-            loop.stop()
-        else:
-            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, over, halted))
+    def end(self) -> None:
+        """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
+        try:
+            self._await(self.patience)
+        finally:
+            for child in self.children:
+                if child.poll() is None:
+                    child.terminate()
+            self._await(_LAST)
+            for child in self.children:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+
+    def _await(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for child in self.children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -90,29 +104,19 @@ def edge_processes(
     extra: Sequence[str] = (),
 ) -> Iterator[EdgeProcesses]:
     running = EdgeProcesses()
-    with contextlib.ExitStack() as files:
-        try:
-            for number, count in enumerate(counts):
-                log = directory / f"edges-{number}.log"
-                stream: IO[bytes] = files.enter_context(log.open("wb"))
-                arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
-                running.children.append(
-                    subprocess.Popen(
-                        ends_with_parent([*arguments, *extra]),
-                        stdin=subprocess.DEVNULL,
-                        stdout=stream,
-                        stderr=stream,
-                        env=without_options(one_thread_each()),  # its arguments say all
-                        start_new_session=True,  # Ctrl-C is the cloud's to pass on
-                    )
-                )
-                running.logs.append(log)
-            yield running
-        except BaseException:
-            running.patience = 0.0
-            raise
-        finally:
-            _end(running.children, running.patience)
+    try:
+        for number, count in enumerate(counts):
+            log = directory / f"edges-{number}.log"
+            arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
+            with log.open("wb") as stream:
+                running.children.append(start_child([*arguments, *extra], stdout=stream, stderr=stream))
+            running.logs.append(log)
+        yield running
+    except BaseException:
+        running.patience = 0.0
+        raise
+    finally:
+        running.end()
 
 
 def edge_arguments(
@@ -145,35 +149,6 @@ def edge_code(scenario: Scenario) -> list[str]:
     return [word for folder in folders if folder is not None for word in ("--code", str(folder))]
 
 
-def one_thread_each() -> dict[str, str]:
-    """Return an environment in which numpy and torch keep to one core, unless the user's own says otherwise."""
-    environ = dict(os.environ)
-    one_thread(environ)
-    return environ
-
-
-def _end(children: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
-    """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
-    try:
-        _await(children, patience)
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.terminate()
-        _await(children, _LAST)
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-
-
-def _await(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(max(0.0, until - time.monotonic()))
-
-
 def run_in_processes(
     setting: Setting,
     view: View,
@@ -188,17 +163,13 @@ def run_in_processes(
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
     scenario, ours = setting.scenario, private(broker)
     run = run_id(new_run_id(name, most=LONGEST - STAMP))  # its name on the broker, too
-    counts = edge_counts(scenario.workers, processes)
-    code = edge_code(scenario)
-    summary: dict[str, Any] = {}
+    over: list[str] = []
+    limit = setting.payload_bytes
     with (
         open_records(runs / run) as directory,
-        resolve_broker(
-            broker, directory.path / "broker", max_payload=setting.payload_bytes, say=say
-        ) as address,
+        resolve_broker(broker, directory.path / "broker", max_payload=limit, say=say) as address,
         view,
     ):
-        over: list[str] = []
         with (
             open_cloud(
                 setting,
@@ -215,8 +186,8 @@ def run_in_processes(
                 broker=address,
                 directory=directory.path,
                 data_dir=data_dir,
-                counts=counts,
-                extra=code,
+                counts=edge_counts(scenario.workers, processes),
+                extra=edge_code(scenario),
             ) as children,
         ):
             write_manifest(directory, setting, name=name, engine="processes")
@@ -227,7 +198,5 @@ def run_in_processes(
             if cloud.channel.owing:
                 children.patience = 0.0  # they will not hear of the halt
             if not failed:  # the records first: edges take their time, and a second Ctrl-C takes it away
-                summary = record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
-        if failed:
-            raise EdgesFailedError(over[0])
-    return summary
+                return record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
+        raise EdgesFailedError(over[0])

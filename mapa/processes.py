@@ -1,14 +1,16 @@
-"""Processes: commands for children, signals, and the threads of numerical libraries."""
+"""Child processes, environment variables that give options, signals, and the threads of numerical libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import FrameType
+from typing import Any
 
 # By the kernel: a pipe would need the program's help, and Mosquitto reads no stdin. The setting survives exec;
 # a launcher makes it, because code between fork and exec is not safe in a program with threads.
@@ -39,6 +41,67 @@ os.execv(sys.argv[1], sys.argv[1:])
 def interruptible(command: Sequence[str]) -> list[str]:
     """Return a command that SIGINT ends even where this process ignores it; the process id is the command's."""
     return [sys.executable, "-I", "-S", "-c", _LISTENER, *command]
+
+
+def start_child(command: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
+    """Start a program of ours that ends with this one; its options are its arguments, and Ctrl-C is not its to hear."""
+    return subprocess.Popen(
+        ends_with_parent(command),
+        **{"stdin": subprocess.DEVNULL, "env": without_options(one_thread_each()), **more},
+        start_new_session=True,
+    )
+
+
+def stop_child(
+    child: subprocess.Popen[Any], number: signal.Signals = signal.SIGTERM, patience: float = 5.0
+) -> None:
+    """Tell a child to go, and wait; SIGKILL if it does not react."""
+    if child.poll() is None:
+        child.send_signal(number)
+    try:
+        child.wait(patience)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+# -- options as environment variables, outside a container as MAPA_<NAME> only --------------------------------
+
+PREFIX = "MAPA_"  # a shell may well have a RUN, SEED or LINK that means something else
+_CONNECTION = (
+    *("BROKER", "RUN", "BROKER_USERNAME", "BROKER_PASSWORD_FILE", "PLAIN_PASSWORD", "CONNECT_TIMEOUT"),
+    *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "METRICS_PORT", "METRICS_ADDRESS"),
+)
+_PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
+RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
+CLOUD = (
+    *(*RESUMED, *_PRIVACY, "EDGES", "EDGES_AT_LEAST", "GATHER", "ITERATIONS", "SEED", "LINKS"),
+    "STARTED_BY",
+)
+EDGE = (
+    *(*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "CODE", "ALLOW_SEED", "ALLOW_UNPROTECTED"),
+    *("MOST_LOCAL_STEPS", "ACCOUNTS", "STATE_DIR", "EDGE_DATA", "DATA_NAME"),
+)
+
+
+def text(environ: Mapping[str, str], name: str) -> str:
+    """Return a variable without the white space around it; unset and empty are the same."""
+    return environ.get(name, "").strip()
+
+
+def prefixed(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return MAPA_<NAME> of every name with a value under its short or prefixed name; the prefixed one wins."""
+    values = {PREFIX + name: text(environ, PREFIX + name) or text(environ, name) for name in names}
+    return {name: value for name, value in values.items() if value}
+
+
+def without_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without our variables, for a command whose options are all arguments."""
+    options = {PREFIX + name for name in (*CLOUD, *EDGE)}
+    return {name: value for name, value in environ.items() if name not in options}
+
+
+# -- signals and threads ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -72,3 +135,10 @@ def one_thread(environ: MutableMapping[str, str] = os.environ) -> None:
     """Ask for one thread, unless the user has said how many, by any of the variables."""
     if not any(environ.get(name) for name in VARIABLES):
         environ.update(dict.fromkeys(VARIABLES, "1"))
+
+
+def one_thread_each() -> dict[str, str]:
+    """Return an environment for children in which numpy and torch keep to one core, likewise."""
+    environ = dict(os.environ)
+    one_thread(environ)
+    return environ

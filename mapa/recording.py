@@ -7,38 +7,32 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from cloud.admission import EdgeAccount
+from cloud.algorithm import first_of_tail
 from cloud.assembly import explained
-from cloud.peers import Restarts
-from cloud.wrappers import first_of_tail
 from common.accounting.kept import kept_in
-from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError, RecordsError
 from common.models.features import user_cache
-from common.noise.law import NoiseLaw
-from common.quantities import EdgeId
-from common.records.directory import RunDirectory, machine_type, new_run_id
+from common.records.directory import FORMAT, RunDirectory, machine_type, new_run_id, versions
 from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
+from mapa.releases import privacy_of, releases_of
 from mapa.run_parts import RunParts
-from mapa.simulation import vectorised_run as blocks
-from mapa.simulation.simulator import check_world, simulate
+from mapa.simulation import vectorised as blocks
+from mapa.simulation.simulator import World, check_world, simulate
 from mapa.simulation.synchronous import (
     check_synchronous,
     check_synchronous_scenario,
     simulate_synchronously,
 )
 from mapa.simulation.vectorised import check_vectorised, check_vectorised_scenario, simulate_rounds
-from mapa.simulation.world import World
-from mapa.statement import OWN, EdgeReleases, state_privacy
 
 ENGINES = ("events", "vectorised", "block", "synchronous")
 NETWORKED = ("network", "processes")  # engines with a cloud
@@ -116,7 +110,7 @@ def record_simulation(
             logged = directory.path if scenario.records.keep_gradients else None
             outcome = simulate(world, journal=journal, progress=progress, logged=logged)
         elif engine == "synchronous":
-            outcome = simulate_synchronously(world, journal, progress).outcome
+            outcome = simulate_synchronously(world, journal, progress)
         else:
             outcome = simulate_rounds(world, journal=journal, progress=progress, blocks=engine == "block")
         seconds = time.perf_counter() - began
@@ -167,7 +161,7 @@ def record_cloud(
     if reason != "failed" and service.records.failure is not None:  # the last lines only: the run was over
         failures.append(service.records.failure)
     with _kept(failures):
-        directory.flush()
+        directory.events.flush()
     first, last = service.first_update, service.last_update
     seconds = last - first if first is not None and last is not None else 0.0
     summary = summarise(setting, directory, service.tally, seconds, name=name, engine=engine, reason=reason)
@@ -175,7 +169,7 @@ def record_cloud(
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
     begun = service.server.schedule is not None
-    released = [releases_of(a, service.restarts, service.tally, begun=begun) for a in accounts]
+    released = [releases_of(a, service.server.restarts, service.tally, begun=begun) for a in accounts]
     summary["releases"] = [most for _, most in released]
     with _kept(failures):
         _write_model(directory, setting, service.server.result, service.server.updates)
@@ -193,7 +187,7 @@ def record_cloud(
         for a, releases in zip(accounts, summary["releases"], strict=True)
     ]
     with _accounting(service.say, summary["releases"]):
-        summary["privacy"] = privacy_of(setting.scenario, edges, service.restarts, least)
+        summary["privacy"] = privacy_of(setting.scenario, edges, service.server.restarts, least)
     with _kept(failures):
         directory.summary(summary)
     if failures:
@@ -210,77 +204,6 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
         yield
     except RecordsError as error:
         failures.append(error)
-
-
-def releases_of(account: EdgeAccount, restarts: Restarts, tally: Tally, *, begun: bool) -> tuple[int, int]:
-    """Return how many gradients the cloud knows an edge to have released, and how many it can have.
-
-    One more than the cloud knows of may have left, if the edge was ever sent a model (`begun`: with the first stage
-    every edge is): only an edge that found its budget spent had an answer to its last one. Its own ledger has the
-    last word.
-    """
-    known = max(account.last_sequence, restarts.known(account.edge_id))
-    gone = tally.edges[account.index].gone
-    return known, known + (begun and (account.present or gone != "budget"))
-
-
-_STARTS = (
-    "With the shuffled sampler each start of an edge's process begins a new epoch: the starts that this"
-    " cloud saw are counted."
-)
-EARLIER = (
-    "Of releases before this cloud began it does not know the starts: each of them is counted as an epoch"
-    " of its own."
-)
-
-
-class Starts(Protocol):
-    """Where edges were started again, as far as it counts."""
-
-    def earlier(self, edge_id: EdgeId, /) -> int:
-        """Return how many releases there were before this cloud first heard of the edge."""
-
-    def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
-        """Return at least what the edge's ledger has charged for its messages."""
-
-
-def privacy_of(
-    scenario: Scenario,
-    edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
-    restarts: Starts | None = None,
-    least: int | None = None,
-) -> dict[str, Any]:
-    """State what the releases (k, id, law, n_k, count) guarantee, or why that cannot be computed.
-
-    `restarts`: where edges were restarted; None: no edge was. `least`: edges bring their own records and every n_k is
-    this bound; None: the n_k are known.
-    """
-    if not any(releases for *_, releases in edges):
-        return {"words": ["Nothing was released."], "edges": []}
-
-    def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
-        kind = ReleaseKind(scenario.mechanism(law), size)
-        stated = EdgeReleases(
-            edge=k,
-            edge_id=edge_id,
-            kind=kind,
-            releases=releases,
-            reproducible=scenario.seed is not None,
-            at_least=least is not None,
-            notes=() if least is None else (OWN.format(least=least),),
-        )
-        if restarts is None or not scenario.sampler.by_epoch:
-            return stated
-        notes = (_STARTS, EARLIER) if restarts.earlier(EdgeId(edge_id)) else (_STARTS,)
-        charges = restarts.charges(EdgeId(edge_id), kind, releases)
-        return replace(stated, charges=charges, notes=(*stated.notes, *notes))
-
-    try:
-        stated = [of_edge(*edge) for edge in edges]
-        shared = scenario.data.partition == "shared"
-        return state_privacy(stated, scenario.privacy.total_delta, shared=shared).as_dict()
-    except ConfigurationError as error:
-        return {"words": [f"The privacy of this run was not computed: {error}"], "edges": []}
 
 
 def network(cloud: CloudRun) -> list[dict[str, Any]]:
@@ -321,20 +244,30 @@ def asked_of(scenario: Scenario, index: int) -> dict[str, Any]:
 def write_manifest(
     directory: RunDirectory, parts: RunParts, *, name: str, engine: str, started_by: str | None = None
 ) -> None:
-    """Write the manifest; `started_by` names a container, which goes on with its own run when it is started again."""
+    """Write what is needed to run the same thing again.
+
+    `started_by` names a container, which goes on with its own run when it is started again.
+    """
     scenario, dataset = parts.scenario, parts.dataset
     more = {} if started_by is None else {"started_by": started_by}
-    directory.manifest(
-        scenario,
-        engine=engine,
-        name=name,
-        data={scenario.data.set: dataset.checksum},
-        samples={"shape": list(dataset.shape), "classes": dataset.classes},
-        machine=machine_type(),
-        random_stream=random_stream(scenario, engine),
-        shard_sizes=[len(rows) for rows in parts.rows],  # empty where only the edges know
+    manifest = {
+        "format": FORMAT,
+        "run": directory.run,
+        "name": name,
+        "engine": engine,
+        "scenario": scenario.canonical(),
+        "scenario_sha256": scenario.digest,
+        "seed": scenario.seed,
+        "data": {scenario.data.set: dataset.checksum},
+        "versions": versions(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "samples": {"shape": list(dataset.shape), "classes": dataset.classes},
+        "machine": machine_type(),
+        "random_stream": random_stream(scenario, engine),
+        "shard_sizes": [len(rows) for rows in parts.rows],  # empty where only the edges know
         **more,
-    )
+    }
+    directory.document("manifest.json", manifest)
 
 
 NO_TAIL = "algorithm.average = 'tail' averaged nothing"

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from common.scenario.scenario import Scenario
-from mapa.cli import build
-from mapa.command_help import EXIT_CODES, HELP
+from common.scenario.tables import LIMITS, inner_table
+from mapa.cli import EXIT_CODES, build, example, exit_codes
 
 _CLI_HEAD = """\
 # The command line
@@ -62,7 +62,6 @@ the k-th value, from the beginning again after the last. Symbols are those of [t
 """
 _LISTS = ("links", "devices")  # written [[links]]; the columns of a table are an inline list
 _WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": ""}
-_LIMITS = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
 _OPEN = {
     "algorithm": "The options of the algorithm that is named stand beside these: [algorithms](algorithms.md).",
     "privacy": "A noise law of one's own may have parameters beside these.",
@@ -105,8 +104,7 @@ def _section(words: str, command: Any) -> str:
     lines = [f"\n{level} {name}\n", f"{about}\n", f"```text\n{usage}\n```\n"]
     if rows:
         lines.append("\n".join(["| | |", "|---|---|", *rows]) + "\n")
-    example, codes = HELP[words or "mapa"]
-    return "\n".join([*lines, f"Example: `{example}`\n", f"Exit codes: {codes}.\n"])
+    return "\n".join([*lines, f"Example: `{example(words)}`\n", f"Exit codes: {exit_codes(words)}.\n"])
 
 
 def _usage(command: Any, options: Sequence[Any], arguments: Sequence[Any]) -> Iterator[str]:
@@ -155,38 +153,31 @@ def scenario_page() -> str:
 def _sections(path: str, table: type[BaseModel], about: str) -> Iterator[str]:
     heading = f"`[[{path}]]`" if path in _LISTS else f"`[{path}]`" if path else "Of the whole run"
     rows = list(_keys(table))
-    yield "\n".join(["", f"## {heading}", "", *_about(path, table, about), *_rows(rows)]) + "\n"
+    head = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"] if rows else []
+    yield "\n".join(["", f"## {heading}", "", *_about(path, table, about), *head, *rows]) + "\n"
     for key, field in table.model_fields.items():
-        if (found := _table(field)) is not None:
-            name = _name(key, field)
+        if (found := inner_table(field)) is not None:
+            name = field.alias or key
             yield from _sections(f"{path}.{name}" if path else name, found, field.description or "")
 
 
 def _about(path: str, table: type[BaseModel], about: str) -> Iterator[str]:
     said = (table.__doc__ or "").strip().splitlines()[0] if table is not Scenario else ""
     said = said.partition("]: ")[2] or said.partition(": ")[2]
-    words = " ".join(_sentence(one) for one in (said, about) if one)
+    words = [text[0].upper() + text[1:].removesuffix(".") + "." for text in (said, about) if text]
     if words:
-        yield from (words, "")
+        yield from (" ".join(words), "")
     if path in _OPEN:
         yield from (_OPEN[path], "")
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-def _rows(rows: Sequence[str]) -> list[str]:
-    return ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|", *rows] if rows else []
 
 
 def _keys(table: type[BaseModel]) -> Iterator[str]:
     """Yield a row for each key of a table that is not a table itself."""
     properties = table.model_json_schema()["properties"]
     for key, field in table.model_fields.items():
-        if _table(field) is not None:
+        if inner_table(field) is not None:
             continue
-        name = _name(key, field)
+        name = field.alias or key
         schema = properties[name]
         parts = [schema, *schema.get("anyOf", ())]
         parts += [one["items"] for one in parts if "items" in one]
@@ -213,7 +204,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 def _allowed(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for part in parts:
         yield from (f"`{value}`" for value in part.get("enum", ()))
-        limits = [f"{sign}{_number(part[word])}" for word, sign in _LIMITS.items() if word in part]
+        limits = [f"{sign}{_number(part[word])}" for word, sign in LIMITS.items() if word in part]
         if limits:
             yield " and ".join(limits)
         if "maxLength" in part:
@@ -237,22 +228,8 @@ def _default(field: FieldInfo) -> str:
     return "–" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def _name(name: str, field: FieldInfo) -> str:
-    return field.alias or name
-
-
-def _table(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the table that a key opens: itself, one that may be absent, or a list of them."""
-    for one in (field.annotation, *get_args(field.annotation)):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            return one
-    return None
-
-
 def _cell(text: str) -> str:
-    return (
-        text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[labels]", "\\[labels\\]")
-    )
+    return _cli_cell(text).replace("&gt;", ">").replace("*", "\\*").replace("[labels]", "\\[labels\\]")
 
 
 def main(arguments: Sequence[str]) -> None:

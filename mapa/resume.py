@@ -73,6 +73,10 @@ def _begun(path: Path) -> tuple[str, Path, str]:
     return str(manifest.get("started")), path, str(manifest.get("started_by") or "")
 
 
+def _refused(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(f"--resume {path}: {why}")
+
+
 @dataclass(frozen=True, slots=True)
 class Resumable:
     """What a run's directory says of itself."""
@@ -89,9 +93,7 @@ class Resumable:
     @classmethod
     def of(cls, path: Path) -> Resumable:
         """Read a run's directory; ConfigurationError where no cloud can go on with it."""
-        from common.records.checkpoint import FOLDER as CHECKPOINTS
-        from common.records.checkpoint import Checkpoints
-        from common.records.gradient_log import FOLDER as LOG
+        from common.records import checkpoint, gradient_log
         from common.records.reader import read_json, read_manifest
         from common.scenario.scenario import parse_scenario
         from common.wire.topics import run_id
@@ -99,21 +101,23 @@ class Resumable:
 
         manifest = read_manifest(path)
         if not manifest:
-            raise ConfigurationError(f"--resume {path}: no manifest.json: the run never began")
+            raise _refused(path, "no manifest.json: the run never began")
         if manifest.get("engine") not in NETWORKED:
-            raise ConfigurationError(f"--resume {path}: a simulated run has no cloud to go on")
-        for name in (LOG, CHECKPOINTS):
+            raise _refused(path, "a simulated run has no cloud to go on")
+        for name in (gradient_log.FOLDER, checkpoint.FOLDER):
             if (path / name).is_symlink():  # the cloud writes and removes files there
-                raise ConfigurationError(f"--resume {path}: {name} is a symbolic link, and none is followed")
-        checkpoints = Checkpoints(path)
+                raise _refused(path, f"{name} is a symbolic link, and none is followed")
+        checkpoints = checkpoint.Checkpoints(path)
         if not checkpoints.numbers:
-            raise ConfigurationError(f"--resume {path}: no checkpoints: its cloud wrote none")
+            raise _refused(path, "no checkpoints: its cloud wrote none")
         _, state = checkpoints.newest(lambda _: None)
         scenario = parse_scenario(manifest["scenario"])
         if scenario.digest != manifest["scenario_sha256"]:
-            raise ConfigurationError(
-                f"--resume {path}: this version reads the scenario of the manifest in another way; use the version"
-                f" that began the run: {manifest.get('versions', {}).get('mapa-testbed', 'unknown')}"
+            version = manifest.get("versions", {}).get("mapa-testbed", "unknown")
+            raise _refused(
+                path,
+                "this version reads the scenario of the manifest in another way; use the version that began the run:"
+                f" {version}",
             )
         kept = read_json(path / RESUME)
         places = {key: kept.get(key) for key in ("data_dir", "test_data")}
@@ -136,22 +140,19 @@ class Resumable:
         from mapa.run_parts import OwnFiles
 
         data_dir = data_dir or self.places.get("data_dir") or data_directory(os.environ)
-        test_data, given = test_data or self.places.get("test_data"), test_data is not None
-        local = self.scenario.data.set == LOCAL
-        if test_data is not None and not given and not (test_data.is_file() or test_data.is_dir()):
-            raise ConfigurationError(
-                f"--resume {self.path}: its test data are no longer in {test_data}; say where with --test-data"
-            )
+        before, name = self.places.get("test_data"), self.scenario.data.set
+        if test_data is None and before is not None and not (before.is_file() or before.is_dir()):
+            raise _refused(self.path, f"its test data are no longer in {before}; say where with --test-data")
+        test_data = test_data or before
+        local = name == LOCAL
         own = OwnFiles(test=test_data) if local or test_data is not None else None
         setting = Setting.of(self.scenario, data_dir, own)
-        found = {self.scenario.data.set: setting.dataset.checksum}
-        if found != self.checksums:
-            raise ConfigurationError(
-                f"--resume {self.path}: data.set = {self.scenario.data.set!r} is not what the run began with, in"
-                f" {test_data if local else data_dir}; say where it is with {'--test-data' if local else '--data-dir'}"
+        if {name: setting.dataset.checksum} != self.checksums:
+            place, option = (test_data, "--test-data") if local else (data_dir, "--data-dir")
+            raise _refused(
+                self.path,
+                f"data.set = {name!r} is not what the run began with, in {place}; say where it is with {option}",
             )
         if setting.scenario.digest != self.scenario.digest:
-            raise ConfigurationError(
-                f"--resume {self.path}: the budget gives another noise than at the beginning"
-            )
+            raise _refused(self.path, "the budget gives another noise than at the beginning")
         return setting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ import numpy as np
 
 from cloud.assembly import settled
 from cloud.evaluation import Evaluator
-from common.datasets.catalogue import describe, load_dataset
+from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset, Inputs, Labels, Samples, content_checksum
+from common.datasets.formats import NAMED
+from common.datasets.published import DatasetDescription
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, Source, read_samples
 from common.errors import ConfigurationError, MapaError
@@ -22,8 +23,8 @@ from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario
-from edge.assembly import shards_for
 from edge.policy import check_number
+from edge.shards import shards_for
 from mapa.budget import Say, calibrated
 
 
@@ -110,36 +111,36 @@ def _assemble_own(
             f"--data: {len(files)} files; must be {scenario.workers}, one for each edge of the scenario"
         )
     shards = [read_samples(path, schema) for path in files or ()]
-    for shard in shards:
-        check_number(len(shard), at_least=least)
-    ends = np.cumsum([0, *map(len, shards)]).tolist()
-    rows = [np.arange(begin, end) for begin, end in itertools.pairwise(ends)]
+    sizes = [len(shard) for shard in shards]
+    for size in sizes:
+        check_number(size, at_least=least)
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]) if sizes else []
     test = None if own.test is None else read_samples(own.test, schema)
     train = _joined(shards, schema)
     parts = [part for part in (train, test) if part is not None and len(part)]
     checksum = content_checksum(*parts) if parts else ""
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
     model = model_for(scenario, schema.shape, schema.classes, schema.target_range, data_dir)
-    sizes = [len(shard) for shard in shards] or [least] * scenario.workers
-    return RunParts(settled(calibrated(scenario, sizes, say), model), dataset, model, rows)
+    noised = calibrated(scenario, sizes or [least] * scenario.workers, say)
+    return RunParts(settled(noised, model), dataset, model, rows)
 
 
 def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
     """Return all shards one after the other; arrays may be uint8 in one file and float32 in another."""
     if not shards:
         return Samples(np.empty((0, schema.width), np.float32), np.empty(0, np.int64))
+    mixed = len({shard.inputs.dtype for shard in shards}) > 1
+    inputs: Inputs = np.concatenate([shard.values() if mixed else shard.inputs for shard in shards])
     labels: Labels = np.concatenate([shard.labels for shard in shards])
-    if len({shard.inputs.dtype for shard in shards}) > 1:
-        return Samples(np.concatenate([shard.values() for shard in shards]), labels)
-    inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
     return Samples(inputs, labels)
 
 
-def edge_data_bytes(scenario: Scenario, data_dir: Path) -> int:
+def edge_data_bytes(scenario: Scenario) -> int:
     """Return what an edge's data take at most while it cuts its shard; 0: unknown before they are read."""
-    found = next((one for one in describe(data_dir) if one.name == scenario.data.set), None)
-    if found is None:
+    known = NAMED.get(scenario.data.set)
+    if known is None:
         return 0
+    found = known.about
     even = scenario.data.partition == "iid"
     shard = -(-found.train // scenario.workers) if even else found.train
     # as bytes, the shard as float32 too
@@ -148,17 +149,13 @@ def edge_data_bytes(scenario: Scenario, data_dir: Path) -> int:
 
 def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
     """Return N, without the data where their shape is known anyway; None: this machine cannot make the model."""
-    table = scenario.data.declared
+    table, known = scenario.data.declared, NAMED.get(scenario.data.set)
+    form: DataSchema | DatasetDescription | Dataset
     try:
         if table is not None:
-            declared = table.declared
-            return model_for(
-                scenario, declared.shape, declared.classes, declared.target_range, data_dir
-            ).dimension
-        known = {one.name: (one.shape, one.classes) for one in describe(data_dir) if one.classes}
-        if scenario.data.set in known:
-            return model_for(scenario, *known[scenario.data.set], data_dir=data_dir).dimension
-        dataset = load_dataset(scenario.data.source, data_dir)
-        return model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir).dimension
+            form = table.declared
+        else:
+            form = known.about if known else load_dataset(scenario.data.source, data_dir)
+        return model_for(scenario, form.shape, form.classes, form.target_range, data_dir).dimension
     except MapaError:
         return None

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
-from common.records.regular import open_regular
+from common.records.regular import open_regular, table
 from edge.state_directory import is_held
 from mapa.output import printable
 from mapa.runs import ENDING, LEAVING, RUNNING, files_of, is_run, read_object, state_of
 
-FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"
-_RECORDS = re.compile(  # what a run writes; anything else is somebody's, and is not removed with it
+_RECORDS = re.compile(  # what a run writes; another file is not removed with it
     r"(manifest|summary|audit|resume)\.json|events\.jsonl|model\.safetensors|\.[a-z.]+\.tmp|edges-\d+\.log"
     r"|(log|checkpoints|broker)/.+"
 )
@@ -31,6 +30,9 @@ _RECORDS = re.compile(  # what a run writes; anything else is somebody's, and is
 
 class RemovalRefusedError(MapaError):
     """A run that must stay, and why. Exit code 1."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{printable(path.name)}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,68 +63,60 @@ def considered(path: Path, *, forget: bool = False) -> Removal:
     """Return what removing it would take away; RemovalRefusedError where it must stay."""
     state = state_of(path)
     if state in (RUNNING, ENDING):
-        raise RemovalRefusedError(f"{_called(path)}: is {state}; stop it first")
-    found = list(files_of(path))
-    ledgers = sorted(relative for file, _ in found if _is_account(file, relative := _below(file, path)))
-    strange = sorted(
-        relative
-        for file, _ in found
-        if (relative := _below(file, path)) not in ledgers and not _RECORDS.fullmatch(relative)
-    )
+        raise RemovalRefusedError(path, f"is {state}; stop it first")
+    found = {file.relative_to(path).as_posix(): (file, size) for file, size in files_of(path)}
+    ledgers = sorted(name for name, (file, _) in found.items() if _is_account(file, name))
+    strange = sorted(name for name in found.keys() - {*ledgers} if not _RECORDS.fullmatch(name))
     if strange:
         shown = ", ".join(map(printable, strange[:3])) + (" …" if len(strange) > 3 else "")
         raise RemovalRefusedError(
-            f"{_called(path)}: holds files that no run writes ({shown}); move or delete them first"
+            path, f"holds files that no run writes ({shown}); move or delete them first"
         )
-    if any(is_held(file.parent) for file, _ in found if file.name == "lock" and not file.is_symlink()):
-        raise RemovalRefusedError(f"{_called(path)}: an edge of it is still running; stop it first")
-    books = [one for one in ledgers if one.endswith(".sqlite3")] or ledgers
-    accounts = (*(f"ledger {printable(one)}" for one in books), *_releases(path))
+    if any(
+        is_held(file.parent) for file, _ in found.values() if file.name == "lock" and not file.is_symlink()
+    ):
+        raise RemovalRefusedError(path, "an edge of it is still running; stop it first")
+    books = [name for name in ledgers if name.endswith(".sqlite3")] or ledgers
+    accounts = (*(f"ledger {printable(name)}" for name in books), *_releases(path))
     if accounts and not forget:
+        shown = "; ".join(accounts[:3]) + (" …" if len(accounts) > 3 else "")
         raise RemovalRefusedError(
-            f"{_called(path)}: holds an account of the privacy spent ({'; '.join(accounts[:3])}"
-            f"{' …' if len(accounts) > 3 else ''}); without it nobody can tell what was spent. Keep it, or give {FLAG}"
+            path,
+            f"holds an account of the privacy spent ({shown}); without it nobody can tell what was spent."
+            " Keep it, or give --forget-account",
         )
-    return Removal(path, sum(size for _, size in found), accounts)
+    return Removal(path, sum(size for _, size in found.values()), accounts)
 
 
 def remove(path: Path, *, forget: bool = False) -> bool:
     """Remove a run for good, unless it must stay; False: it has gone meanwhile.
 
-    Its lock is held, so that no cloud goes on with it; it leaves the list at once, so that no reader finds half of it.
+    Its lock is held, so that no cloud resumes it; it leaves the list at once, so that no reader finds half of it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise RecordsError(f"{_called(path)}: {error.strerror or error}") from error
-    try:
-        considered(path, forget=forget)  # again: it may have begun to run while somebody was asked
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RemovalRefusedError(f"{_called(path)}: another program has just opened it") from None
-        except OSError:
-            pass  # a disk without locks
-        leaving = path.with_name(f"{LEAVING}{secrets.token_hex(8)}")
-        path.rename(leaving)
-        shutil.rmtree(leaving)
+            considered(path, forget=forget)  # again: it may have begun to run while the user was asked
+            _lock(descriptor, path)
+            leaving = path.with_name(f"{LEAVING}{secrets.token_hex(8)}")
+            path.rename(leaving)
+            shutil.rmtree(leaving)
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise RecordsError(f"{_called(path)}: not removed: {error.strerror or error}") from error
-    finally:
-        os.close(descriptor)
+        raise RecordsError(f"{printable(path.name)}: not removed: {error.strerror or error}") from error
     return True
 
 
-def _called(path: Path) -> str:
-    return printable(path.name)
-
-
-def _below(file: Path, path: Path) -> str:
-    return file.relative_to(path).as_posix()
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RemovalRefusedError(path, "another program has just opened it") from None
+    except OSError:
+        pass  # a disk without locks
 
 
 def _is_account(file: Path, relative: str) -> bool:
@@ -139,13 +133,11 @@ def _is_account(file: Path, relative: str) -> bool:
 
 
 def _releases(path: Path) -> tuple[str, ...]:
-    """Return why the records themselves are an account; nothing where the data set is everybody's."""
+    """Return why the records themselves are an account; nothing where the data set is public."""
     from common.datasets.catalogue import DATA_SETS
 
-    scenario = (read_object(path / "manifest.json") or {}).get("scenario")
-    data = scenario.get("data") if isinstance(scenario, dict) else None
-    name = data.get("set") if isinstance(data, dict) else None
-    if name in DATA_SETS:
+    name = table(table(read_object(path / "manifest.json"), "scenario"), "data").get("set")
+    if isinstance(name, str) and name in DATA_SETS:
         return ()
-    named = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
-    return (f"releases of records that are no public data set's: {printable(named)}",)
+    told = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
+    return (f"releases of records that are no public data set's: {printable(told)}",)

@@ -122,48 +122,41 @@ def read_result(path: Path) -> Run:
 
 
 def _read(path: Path) -> Run:
-    updates = _Updates(path / "events.jsonl")
-    records = read_run(path, updates.take)
+    columns: dict[str, array[Any]] = {
+        name: array("q" if _TYPES.get(name) is np.int64 else "d") for name in _UPDATES
+    }
+
+    def take(record: Mapping[str, Any]) -> None:
+        if record["event"] != "gradient_applied":
+            return
+        for name, column in columns.items():
+            value = record.get(name)
+            column.append(math.nan if value is None and column.typecode == "d" else value)
+        if len(column) > MOST_UPDATES:
+            raise ConfigurationError(f"{path / 'events.jsonl'}: more than {MOST_UPDATES} updates")
+
+    records = read_run(path, take)
     statement = records.summary.get("privacy", {}).get("edges", [])
     model = _model(path / "model.safetensors")
     flat = model.pop("x", np.zeros(0, np.float32))
-    flat.flags.writeable = False
+    updates = {name: np.frombuffer(one, _TYPES.get(name, np.float64)) for name, one in columns.items()}
     return Run(
         path=path,
         manifest=MappingProxyType(records.manifest),
         summary=MappingProxyType(records.summary),
-        updates=updates.columns(),
+        updates=_frozen(updates),
         metrics=_metrics(records),
         stages=_columns(records.stages, _STAGES),
         edges=_columns(_edges(records.summary.get("edges", []), statement), (*_EDGES, *_PRIVACY)),
-        model=MappingProxyType(model),
-        x=flat,
+        model=_frozen(model),
+        x=_frozen({"x": flat})["x"],
     )
 
 
-class _Updates:
-    """The table of updates, taken from the events as they are read: 8 bytes a value."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._columns: dict[str, array[Any]] = {
-            name: array("q" if _TYPES.get(name) is np.int64 else "d") for name in _UPDATES
-        }
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        if record["event"] != "gradient_applied":
-            return
-        for name, column in self._columns.items():
-            value = record.get(name)
-            column.append(math.nan if value is None and column.typecode == "d" else value)
-        if len(column) > MOST_UPDATES:
-            raise ConfigurationError(f"{self._path}: more than {MOST_UPDATES} updates")
-
-    def columns(self) -> Columns:
-        made = {name: np.frombuffer(one, _TYPES.get(name, np.float64)) for name, one in self._columns.items()}
-        for column in made.values():
-            column.flags.writeable = False
-        return MappingProxyType(made)
+def _frozen(columns: dict[str, npt.NDArray[Any]]) -> Columns:
+    for column in columns.values():
+        column.flags.writeable = False
+    return MappingProxyType(columns)
 
 
 def _metrics(records: RunRecords) -> Columns:
@@ -178,25 +171,20 @@ def _edges(tallied: Iterable[Mapping[str, Any]], stated: Iterable[Mapping[str, A
 
 
 def _columns(rows: list[dict[str, Any]], names: Iterable[str]) -> Columns:
-    return MappingProxyType({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    return _frozen({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 
 def _column(name: str, values: list[Any]) -> npt.NDArray[Any]:
     kind = _TYPES.get(name, np.float64)
     if kind is np.float64:
         values = [np.nan if value is None else value for value in values]
-    column = np.array(values, kind)
-    column.flags.writeable = False
-    return column
+    return np.array(values, kind)
 
 
 def _model(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
-        tensors: dict[str, npt.NDArray[Any]] = load(regular_bytes(path, MOST_MODEL))
+        return dict(load(regular_bytes(path, MOST_MODEL)))
     except FileNotFoundError:
         return {}
     except Exception as error:  # also of the library's own kinds
         raise ConfigurationError(f"{path}: not a model that mapa wrote ({error})") from error
-    for block in tensors.values():
-        block.flags.writeable = False
-    return tensors

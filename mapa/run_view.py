@@ -1,13 +1,17 @@
-"""A run on the terminal: a live view or plain lines while it goes on, then its summary as a table."""
+"""A run where a person looks: a bar, a live view or lines while it goes on, then its summary as a table."""
 
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from html import escape
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,11 +21,13 @@ from rich.text import Text
 
 from cloud.service import CloudService
 from common.metrics import Metric
-from common.records.tally import headline
+from common.records.tally import Tally, headline
 from common.scenario.scenario import Scenario
 from mapa import output
-from mapa.output import is_verbose
 
+OnProgress = Callable[[int, int], None]  # updates so far, and of how many
+_EVERY = 0.1  # seconds between two looks at a simulation, and two pictures of a notebook's bar
+_LINES = 5.0  # seconds between two lines where there is no terminal
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -33,59 +39,212 @@ _LEFT = {  # by the reason of an edge's leave
     "away": "away",
 }
 
-
-class View(Protocol):
-    """What a cloud tells of a run while it goes on."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def attach(self, service: CloudService) -> None:
-        """Show this service from now on."""
-
-    def refresh(self) -> None:
-        """Look at the service again."""
-
-    def say(self, text: str) -> None:
-        """Show a line that matters."""
+# -- bars ----------------------------------------------------------------------------------------
 
 
-class PlainView:
-    """A line every few seconds."""
-
-    def __init__(self, scenario: Scenario, console: Console, *, every: float = 5.0) -> None:
-        self._scenario, self._console, self._every = scenario, console, every
-        self._service: CloudService | None = None
-        self._last = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
+class Bar(AbstractContextManager["Bar"]):
+    """How far a run is; this one shows nothing."""
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def show(self, done: int, note: str = "") -> None:
+        """Show how many updates are done; the note has the last evaluation."""
+
+    def end(self) -> None:
+        """Show where it ended."""
+
+
+def bar_for(title: str, total: int, progress: bool | OnProgress = True) -> Bar:
+    """Return what fits the place; False: nothing is shown; a function: it is called instead."""
+    if callable(progress):
+        return CallbackBar(total, progress)
+    if not progress:
+        return Bar()
+    if (display := notebook_display()) is not None:
+        return NotebookBar(title, total, display)
+    return bar_on(Console(stderr=True), title, total)
+
+
+def bar_on(console: Console, title: str, total: int) -> Bar:
+    """Return a bar, or lines: now and then where there is no terminal, each second where --verbose asks for them."""
+    if output.is_verbose() or not console.is_terminal:
+        return LineBar(title, total, console, every=1.0 if output.is_verbose() else _LINES)
+    return TerminalBar(title, total, console)
+
+
+def shown_on(bar: Bar) -> Callable[[Tally], None]:
+    """Return what an engine may call as often as it likes: the bar is shown ten times a second, by the clock.
+
+    A call takes a quarter of a microsecond, the least update thirty.
+    """
+    due = -math.inf
+
+    def show(tally: Tally) -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + _EVERY
+            bar.show(tally.updates, headline(tally.evaluations[-1]) if tally.evaluations else "")
+
+    return show
+
+
+def notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's `display` where a notebook's kernel runs this; None elsewhere."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    if running is None or not hasattr(running, "kernel"):
         return None
+    from IPython.display import display
+
+    found: Callable[..., Any] = display
+    return found
+
+
+class CallbackBar(Bar):
+    def __init__(self, total: int, tell: OnProgress) -> None:
+        self._total, self._tell = total, tell
+
+    def show(self, done: int, note: str = "") -> None:  # noqa: ARG002
+        self._tell(done, self._total)
+
+
+class TerminalBar(Bar):
+    """A line in a terminal that goes away at the end."""
+
+    def __init__(self, title: str, total: int, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=console.quiet or total < 1,
+        )
+        self._task = self._progress.add_task(title, total=total, note="")
+
+    def __enter__(self) -> TerminalBar:
+        self._progress.start()
+        return self
+
+    def show(self, done: int, note: str = "") -> None:
+        self._progress.update(self._task, completed=done, note=note)
+
+    def end(self) -> None:
+        self._progress.stop()
+
+
+class LineBar(Bar):
+    """A line at a fixed interval, in a terminal or not; where there are any, the last one says where it ended."""
+
+    def __init__(self, title: str, total: int, console: Console, *, every: float = 1.0) -> None:
+        self._title, self._total = f"{title}: " if title else "", total
+        self._console, self._every = console, every
+        self._last, self._line, self._said = time.monotonic(), "", output.is_verbose()
+
+    def end(self) -> None:
+        if self._line and self._said:
+            print_line(self._console, self._line)
+
+    def show(self, done: int, note: str = "") -> None:
+        self._line = f"{self._title}t {done:,}/{self._total:,}  {note}".rstrip()
+        if time.monotonic() - self._last >= self._every:
+            self._last, self._said = time.monotonic(), True
+            print_line(self._console, self._line)
+            self._line = ""
+
+
+class NotebookBar(Bar):
+    """One output of a cell, as HTML or plain text, redrawn in place; it stays at the end, and shows no times."""
+
+    def __init__(self, title: str, total: int, display: Callable[..., Any]) -> None:
+        self._title, self._total, self._done, self._note = title, total, 0, ""
+        self._handle = display(self, display_id=True)
+        self._last = time.monotonic()
+
+    def end(self) -> None:
+        self._last = time.monotonic()
+        self._handle.update(self)
+
+    def show(self, done: int, note: str = "") -> None:
+        self._done, self._note = done, note
+        if time.monotonic() - self._last >= _EVERY:
+            self.end()
+
+    def __repr__(self) -> str:
+        return f"{self._title}: {self._done:,} of {self._total:,} updates  {self._note}".rstrip()
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self._done}" max="{self._total}" style="width: 20em"></progress>'
+        return f"{bar} {escape(repr(self))}"
+
+
+def print_line(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+# -- of a networked run -------------------------------------------------------------------------------------
+
+
+class View(AbstractContextManager["View"]):
+    """What a cloud tells of a run while it goes on."""
+
+    _service: CloudService | None = None
 
     def attach(self, service: CloudService) -> None:
+        """Show this service from now on."""
         self._service = service
 
     def refresh(self) -> None:
-        service, now = self._service, time.monotonic()
-        if service is None or now - self._last < self._every:
-            return
-        self._last = now
-        self.say(describe(service, self._scenario))
+        """Look at the service again."""
+        if self._service is not None:
+            self._show(self._service)
+
+    def _show(self, service: CloudService) -> None:
+        raise NotImplementedError
 
     def say(self, text: str) -> None:
-        if self._every != float("inf"):
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        """Show a line that matters."""
+        raise NotImplementedError
 
 
-class LiveView:
+def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> View:
+    """Return the view that fits the console."""
+    if quiet or console.quiet:
+        return BarView(Bar(), lambda _: None)
+    if console.is_terminal and not output.is_verbose():
+        return LiveView(console, scenario.iterations)
+    return BarView(bar_on(console, "", scenario.iterations), partial(print_line, console))
+
+
+class BarView(View):
+    """A bar or lines; what else matters is said beside it."""
+
+    def __init__(self, bar: Bar, say: Callable[[str], None] = output.say) -> None:
+        self._bar, self._say = bar, say
+
+    def __enter__(self) -> BarView:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.refresh()
+        self._bar.end()
+
+    def _show(self, service: CloudService) -> None:
+        self._bar.show(service.server.updates, describe(service))
+
+    def say(self, text: str) -> None:
+        self._say(text)
+
+
+class LiveView(View):
     """Progress, stage, accuracy, staleness and edges, redrawn in place."""
 
-    def __init__(self, scenario: Scenario, console: Console) -> None:
-        self._scenario, self._console = scenario, console
-        self._service: CloudService | None = None
+    def __init__(self, console: Console, total: int) -> None:
         self._said: list[str] = []
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -95,47 +254,30 @@ class LiveView:
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._progress.add_task("updates", total=scenario.iterations, rate="")
+        self._task = self._progress.add_task("updates", total=total, rate="")
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
+    def __enter__(self) -> LiveView:
+        self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
-    def attach(self, service: CloudService) -> None:
-        self._service = service
-
-    def refresh(self) -> None:
-        if self._service is not None:
-            self._live.update(self._draw(self._service), refresh=True)
-
-    def say(self, text: str) -> None:
-        self._said = [*self._said[-4:], text]
-        self.refresh()
-
-    def _draw(self, service: CloudService) -> Group:
+    def _show(self, service: CloudService) -> None:
         self._progress.update(self._task, completed=service.server.updates, rate=f"{rate(service):,.0f}/s")
-        return Group(
+        view = Group(
             self._progress,
-            Text(describe(service, self._scenario)),
+            Text(describe(service)),
             Text(f"staleness  {histogram(service.tally.staleness)}"),
             edge_table(service),
             *(Text(line, style="yellow") for line in self._said),
         )
+        self._live.update(view, refresh=True)
 
-
-def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> PlainView | LiveView:
-    """Return the view that fits the console."""
-    if quiet or console.quiet:
-        return PlainView(scenario, console, every=float("inf"))
-    if is_verbose():
-        return PlainView(scenario, console, every=1.0)
-    return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
+    def say(self, text: str) -> None:
+        self._said = [*self._said[-4:], text]
+        self.refresh()
 
 
 def rate(service: CloudService) -> float:
@@ -145,14 +287,14 @@ def rate(service: CloudService) -> float:
     return service.server.updates / max(service.loop.now() - service.first_update, 1e-9)
 
 
-def describe(service: CloudService, scenario: Scenario) -> str:
-    """Return the run in one line."""
+def describe(service: CloudService) -> str:
+    """Return a run in one line, but how many updates it has."""
     server, tally = service.server, service.tally
     present = sum(account.present for account in server.edges.values())
     left = Counter(_LEFT.get(account.left, "other") for account in server.edges.values() if account.left)
     gone = ", ".join(f"{count} {reason}" for reason, count in sorted(left.items()))
     edges = f"edges {present} (left: {gone})" if gone else f"edges {present}"
-    parts = [f"t {server.updates:,}/{scenario.iterations:,}", f"{rate(service):,.0f}/s", edges]
+    parts = [f"{rate(service):,.0f}/s", edges]
     if server.schedule is not None:
         parts.append(f"stage {server.stage}")
         if server.schedule.sensitivity:
@@ -181,23 +323,29 @@ def histogram(counts: Counter[int]) -> str:
 
 def edge_table(service: CloudService) -> Table:
     table = Table("k", "edge", "applied", "staleness", "round trip", "", box=None, pad_edge=False)
-    for row in edge_rows(service):
-        table.add_row(*row)
+    for account in list(service.server.edges.values())[:_ROWS]:
+        peer, tally = service.peers.get(account.edge_id), service.tally.edges.get(account.index)
+        trip = "-"
+        if peer is not None and peer.turnarounds:
+            trip = f"{peer.turnaround_sum / peer.turnarounds * 1e3:.1f} ms"
+        stale = f"{tally.staleness_sum / tally.applied:.1f}" if tally is not None and tally.applied else "-"
+        state = "" if account.present else (tally.gone if tally is not None else "gone")
+        table.add_row(str(account.index), account.edge_id, f"{account.applied:,}", stale, trip, state)
     hidden = len(service.server.edges) - _ROWS
     if hidden > 0:
         table.add_row("…", f"{hidden} more", "", "", "", "")
     return table
 
 
-def edge_rows(service: CloudService) -> Iterable[tuple[str, ...]]:
-    for account in list(service.server.edges.values())[:_ROWS]:
-        contact, tally = service.peers.get(account.edge_id), service.tally.edges.get(account.index)
-        trip = "-"
-        if contact is not None and contact.turnarounds:
-            trip = f"{contact.turnaround_sum / contact.turnarounds * 1e3:.1f} ms"
-        stale = f"{tally.staleness_sum / tally.applied:.1f}" if tally is not None and tally.applied else "-"
-        state = "" if account.present else (tally.gone if tally is not None else "gone")
-        yield str(account.index), account.edge_id, f"{account.applied:,}", stale, trip, state
+# -- at the end ---------------------------------------------------------------------------------------------
+
+
+def report(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print a summary as a table, or as JSON."""
+    if as_json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
@@ -209,52 +357,34 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     for label, text in _rows(summary):
         table.add_row(label, text)
     console.print(table)
-    if "rate" in summary:
-        console.print(f"rate: {summary['rate']}", soft_wrap=True, highlight=False)
-    for line in summary.get("privacy", {}).get("words", []):
+    rate = [f"rate: {summary['rate']}"] if "rate" in summary else []
+    for line in (*rate, *summary.get("privacy", {}).get("words", [])):
         console.print(line, soft_wrap=True, highlight=False)
     if "warning" in summary:
         console.print(summary["warning"], style="yellow", soft_wrap=True)
     console.print(f"records: {summary['path']}", soft_wrap=True, highlight=False)
 
 
-def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    stale, stages = summary["staleness"], summary["stages"]
-    rows = [
-        ("updates", f"{summary['updates']:,} of {summary['iterations']:,} ({summary['reason']})"),
-        *_metric_rows(summary),
-        ("edges", f"{len(summary['edges'])}"),
-    ]
-    if stale["mean"] is not None:
-        quantiles = f"mean {stale['mean']:.2f}, median {stale['p50']}, 99% {stale['p99']}, max {stale['max']}"
-        rows.append(("staleness", quantiles))
-    if stages:
-        first, last = stages[0], stages[-1]
-        rows.append(
-            ("stages", f"{last['stage']} (ΔS {first['sensitivity']:.4g} → {last['sensitivity']:.4g})")
-        )
-    if summary["refused"]:
-        rows.append(
-            ("refused", ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items()))
-        )
-    if summary["iterations_per_second"]:
-        rows.append(("speed", f"{summary['iterations_per_second']:,.0f} updates/s"))
-    return rows
-
-
-def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics = [Metric.from_dict(fields) for fields in summary["metrics"]]
-    first = metrics[0]
-    best, when = summary[f"best_{first.name}"], summary[f"best_{first.name}_at"]
-    if not summary["evaluations"]:
-        return [("evaluation", "none (no test data)")]
-    final = [(f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])) for metric in metrics]
-    return [final[0], (f"best {first.name}", f"{first.text(best)} at {when}"), *final[1:]]
-
-
-def report(summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print a summary as a table, or as JSON."""
-    if as_json:
-        print(json.dumps(summary, indent=2, ensure_ascii=False))
+def _rows(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "updates", f"{summary['updates']:,} of {summary['iterations']:,} ({summary['reason']})"
+    first, *others = (Metric.from_dict(fields) for fields in summary["metrics"])
+    if summary["evaluations"]:
+        best, when = summary[f"best_{first.name}"], summary[f"best_{first.name}_at"]
+        yield f"final {first.name}", first.text(summary[f"final_{first.name}"])
+        yield f"best {first.name}", f"{first.text(best)} at {when}"
+        for metric in others:
+            yield f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])
     else:
-        print_summary(summary)
+        yield "evaluation", "none (no test data)"
+    yield "edges", f"{len(summary['edges'])}"
+    stale, stages = summary["staleness"], summary["stages"]
+    if stale["mean"] is not None:
+        quantiles = f"median {stale['p50']}, 99% {stale['p99']}, max {stale['max']}"
+        yield "staleness", f"mean {stale['mean']:.2f}, {quantiles}"
+    if stages:
+        first_bound, last_bound = (stages[place]["sensitivity"] for place in (0, -1))
+        yield "stages", f"{stages[-1]['stage']} (ΔS {first_bound:.4g} → {last_bound:.4g})"
+    if summary["refused"]:
+        yield "refused", ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items())
+    if summary["iterations_per_second"]:
+        yield "speed", f"{summary['iterations_per_second']:,.0f} updates/s"

@@ -10,7 +10,6 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -19,12 +18,8 @@ from common.errors import ConfigurationError
 from common.records.layout import name_before_stamp
 from common.records.regular import count, number, open_regular, plain_json, regular_object, rows, table, text
 
-RUNNING, ENDING, KILLED, UNREADABLE = (
-    "running",
-    "ending",
-    "killed",
-    "unreadable",
-)  # else: the reason of its end
+# states beside the reasons of an end
+RUNNING, ENDING, KILLED, UNREADABLE = "running", "ending", "killed", "unreadable"
 QUIET = 15.0  # seconds without a change after which a run that no program has locked is not called running
 LEAVING = ".removing-"  # begins the name of a folder whose removal has begun
 _MARKS = ("manifest.json", "events.jsonl")  # a folder with one of them is a run
@@ -38,7 +33,7 @@ def is_run(path: Path) -> bool:
 
 def has_records(path: Path) -> bool:
     """Tell whether a folder holds them, whatever it is called."""
-    return any(regular(path / name) is not None for name in _MARKS)
+    return any(_stat(path / name) is not None for name in _MARKS)
 
 
 def state_of(path: Path) -> str:
@@ -48,9 +43,8 @@ def state_of(path: Path) -> str:
         return ENDING if alive else text(summary.get("reason")) or UNREADABLE
     if alive:
         return RUNNING
-    if regular(path / "summary.json") is not None or read_object(path / "manifest.json") is None:
-        return UNREADABLE
-    return KILLED
+    torn = _stat(path / "summary.json") is not None or read_object(path / "manifest.json") is None
+    return UNREADABLE if torn else KILLED
 
 
 def is_alive(path: Path) -> bool:
@@ -67,12 +61,12 @@ def is_alive(path: Path) -> bool:
         pass
     finally:
         os.close(descriptor)
-    return regular(path / "summary.json") is None and wrote_just_now(path)
+    return _stat(path / "summary.json") is None and wrote_just_now(path)
 
 
 def wrote_just_now(path: Path) -> bool:
-    """Tell whether the records changed a moment ago: a look that takes no lock."""
-    times = [found.st_mtime for name in _MARKS if (found := regular(path / name)) is not None]
+    """Tell whether the records changed a moment ago, without taking a lock."""
+    times = [found.st_mtime for name in _MARKS if (found := _stat(path / name)) is not None]
     return time.time() - max(times, default=0.0) < QUIET
 
 
@@ -84,7 +78,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def regular(path: Path) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     """Return what the disk says of a regular file; None: there is none of this name."""
     try:
         found = path.lstat()
@@ -102,65 +96,51 @@ def last_update(path: Path) -> int | None:
     except OSError:
         return None
     for line in reversed(lines):
-        try:
+        with contextlib.suppress(ValueError):  # torn, or begun before the tail
             record = plain_json(line)
-        except ValueError:  # torn, or begun before the tail
-            continue
-        if isinstance(record, dict) and record.get("event") == "gradient_applied":
-            return count(record.get("t")) or 0
+            if isinstance(record, dict) and record.get("event") == "gradient_applied":
+                return count(record.get("t")) or 0
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A run that has a manifest, and no summary: its cloud was killed or is still running."""
+class NewRun:
+    """The one run directory that appears under `runs` from now on."""
 
-    path: Path
-    updates: int  # t of the last update on record
+    def __init__(self, runs: Path) -> None:
+        self._runs, self._known = runs, set(runs.glob("*"))
 
-    def __str__(self) -> str:
-        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud has not ended normally"
+    @property
+    def path(self) -> Path | None:
+        """The run's directory; None: not there yet."""
+        return max(set(self._runs.glob("*")) - self._known, default=None)
+
+    @property
+    def updates(self) -> int:
+        """How many updates are on record."""
+        return (self.path and last_update(self.path)) or 0
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return summary.json; None: not written yet."""
+        return None if self.path is None else read_object(self.path / "summary.json")
 
 
-def unfinished(path: Path) -> Unfinished | None:
+def unfinished(path: Path) -> str | None:
     """Return what there is of a run without a summary; None where it has one, or is no run."""
     if (path / "summary.json").exists() or not (path / "manifest.json").is_file():
         return None
-    return Unfinished(path, last_update(path) or 0)
+    updates = last_update(path) or 0
+    return f"{path}: unfinished: events up to t = {updates}, no summary: the cloud has not ended normally"
 
 
-def unfinished_runs(name: str, runs: Path) -> Iterator[Unfinished]:
-    """Yield the unfinished runs of this name under `runs`, oldest first."""
+def unfinished_runs(name: str, runs: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the unfinished runs of this name under `runs`, and what there is of each, oldest first."""
     for path in sorted(runs.glob(f"{name}-*")):
         left = unfinished(path) if name_before_stamp(path.name) == name else None
         if left is not None:
-            yield left
+            yield path, left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
-    """One run as a table shows it; None where its records do not say."""
-
-    run: str
-    scenario: str | None
-    engine: str | None
-    state: str
-    algorithm: str | None
-    model: str | None
-    data: str | None
-    edges: int | None
-    updates: int | None
-    iterations: int | None
-    metric: str | None
-    value: float | None  # of the metric, at the end
-    epsilon: float | None  # as the summary states it
-    delta: float | None
-    reproducible_noise: bool | None  # True: seeded, so the figure is no guarantee
-    bytes: int
-    started: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+# -- by name ------------------------------------------------------------------------------------------------
 
 
 def run_paths(runs: Path) -> list[Path]:
@@ -172,18 +152,21 @@ def run_paths(runs: Path) -> list[Path]:
         return []
     except OSError as error:
         raise ConfigurationError(f"--runs-dir {str(runs)!r}: {error.strerror or error}") from error
-    return sorted((path for path in found if is_run(path)), key=_began, reverse=True)
+    return sorted(filter(is_run, found), key=_began, reverse=True)
+
+
+def _began(path: Path) -> tuple[str, int, str]:
+    """Sort by when a run began, as its manifest says; of runs of one second, by when that was written."""
+    started = text((read_object(path / "manifest.json") or {}).get("started"))
+    found = _stat(path / "manifest.json") or _stat(path / "events.jsonl")
+    return started or "", 0 if found is None else found.st_mtime_ns, path.name
 
 
 def chosen(name: str, runs: Path) -> Path:
     """Return the one run that a name stands for: its id, `latest`, or the beginning of one id alone."""
     found = run_paths(runs)
-    exact = [path for path in found if path.name == name]
-    if exact:
-        return exact[0]
-    if name == "latest" and found:
-        return found[0]
-    matching = [path for path in found if name and path.name.startswith(name)]
+    matching = [path for path in found if path.name == name] or (found[:1] if name == "latest" else [])
+    matching = matching or [path for path in found if name and path.name.startswith(name)]
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -198,29 +181,34 @@ def chosen(name: str, runs: Path) -> Path:
 def find_run(name: str, runs: Path) -> Path:
     """Return a run's directory: a path, its id under `runs`, `latest`, or the beginning of one id alone."""
     for path in (Path(name), runs / name):
-        if (path / "manifest.json").is_file() or (path / "events.jsonl").is_file():
+        if any((path / mark).is_file() for mark in _MARKS):
             return path
     return chosen(name, runs)
 
 
-def line_of_run(path: Path) -> RunLine:
-    """Return a run's line; whatever its records are, they are read as somebody else's."""
+# -- what is shown of one -----------------------------------------------------------------------------------
+
+
+def line_of_run(path: Path) -> dict[str, Any]:
+    """Return a run's line, None where its records do not say; whoever wrote them, they are read as untrusted."""
     manifest, summary = read_object(path / "manifest.json"), read_object(path / "summary.json")
     began, ended = shown_of_manifest(manifest or {}), shown_of_summary(summary or {})
-    metric, scenario = ended.pop("metric"), began.pop("name")
-    del ended["reason"]
     if summary is None:
         ended["updates"] = None if manifest is None else last_update(path)
-    return RunLine(
-        run=path.name,
-        scenario=scenario,
-        state=state_of(path),
-        metric=metric.get("name"),
-        value=ended.pop("final"),
-        bytes=sum(size for _, size in files_of(path)),
-        **began,
-        **ended,
-    )
+    return {
+        "run": path.name,
+        "scenario": began["name"],
+        "engine": began["engine"],
+        "state": state_of(path),
+        **{key: began[key] for key in ("algorithm", "model", "data", "edges")},
+        "updates": ended["updates"],
+        "iterations": began["iterations"],
+        "metric": ended["metric"].get("name"),
+        "value": ended["final"],  # of the metric
+        **{key: ended[key] for key in ("epsilon", "delta", "reproducible_noise")},  # as the summary states
+        "bytes": sum(size for _, size in files_of(path)),
+        "started": began["started"],
+    }
 
 
 def shown_of_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,7 +240,7 @@ def shown_of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
         "final": number(summary.get(f"final_{metric.get('name')}")),
         "epsilon": number(privacy.get("epsilon")),
         "delta": number(privacy.get("delta")),
-        "reproducible_noise": seeded if isinstance(seeded, bool) else None,
+        "reproducible_noise": seeded if isinstance(seeded, bool) else None,  # True: ε is no guarantee
     }
 
 
@@ -274,10 +262,3 @@ def files_of(path: Path) -> Iterator[tuple[Path, int]]:
                 with contextlib.suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
                     yield Path(entry.path), getattr(found, "st_blocks", -(-found.st_size // 512)) * 512
-
-
-def _began(path: Path) -> tuple[str, int, str]:
-    """Sort by when a run began, as its manifest says; of runs of one second, by when that was written."""
-    started = text((read_object(path / "manifest.json") or {}).get("started"))
-    found = regular(path / "manifest.json") or regular(path / "events.jsonl")
-    return started or "", 0 if found is None else found.st_mtime_ns, path.name

@@ -15,7 +15,7 @@ from common.own_code import code_named_by, use_code_beside
 from common.records.regular import regular_bytes
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
-from mapa.scenario_patterns import FOLDER, PREFIX, RECIPES, line_of, recipe_names, recipe_values, values_of
+from mapa.scenario_patterns import FOLDER, PREFIX, RECIPES, line_of, recipe_names, values_of
 
 _MOST = 1 << 20  # bytes of a scenario
 SHIPPED = Path(__file__).parent / "scenarios"
@@ -47,7 +47,7 @@ def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
     if line is not None:
         return FOLDER / f"{line}.toml", values_of(line)
     if name in recipe_names():
-        return RECIPES / f"{name}.toml", recipe_values(name)
+        return RECIPES / f"{name}.toml", values_of(name)
     if name.startswith(PREFIX) and not Path(name).is_file():
         raise ConfigurationError(
             f"scenario = {name!r}: no such file, and no line of a figure; `mapa scenario list --figures` lists them"
@@ -83,8 +83,8 @@ def checked_scenario(values: dict[str, Any], folder: Path, changed: Mapping[str,
     What the scenario names is looked for in that folder: its code, after all that is installed, and its files;
     a file that the user set, where the user is.
     """
-    _drop_the_other_parameter(values, changed)
     _find_code(values, folder)
+    _drop_the_other_parameter(values, changed)
     delays, links = values.get("delays"), values.get("links")
     if isinstance(delays, dict) and isinstance(delays.get("file"), str) and "delays.file" not in changed:
         delays["file"] = str(folder / delays["file"])
@@ -153,11 +153,8 @@ def changed_by(values: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]
 
 def data_set_of(name: str, changes: Sequence[str] = ()) -> str:
     """Return the data set that a scenario names; the rest of it is not checked, as it may lack other changes."""
-    _, values = read_scenario(name)
-    for key, text in map(_split, changes):
-        if key == "data.set":
-            _apply(values, key, text)
-    data = values.get("data", {})
+    named = [change for change in changes if _split(change)[0] == "data.set"]
+    data = changed_by(read_scenario(name)[1], named).get("data", {})
     return str(data.get("set", "mnist-5k")) if isinstance(data, dict) else "mnist-5k"
 
 

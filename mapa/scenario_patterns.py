@@ -18,13 +18,23 @@ _TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 _LINES, _PRIVATE = FOLDER / "lines.toml", RECIPES / "private.toml"
 
 
-@cache
 def line_names() -> tuple[str, ...]:
-    """Return the names of all lines, without the prefix, sorted as files of these names would be.
+    """Return the names of all lines, without the prefix."""
+    return _names(_LINES)
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Return the names of all recipes."""
+    return _names(_PRIVATE)
+
+
+@cache
+def _names(path: Path) -> tuple[str, ...]:
+    """Return the names in a file of patterns, sorted as files of these names would be.
 
     Runs of one vectorised product round alike, so another order would change the last digits of results.
     """
-    names = (name for pattern in _read(_LINES)["names"] for name in alternatives(pattern))
+    names = (name for pattern in _read(path)["names"] for name in alternatives(pattern))
     return tuple(sorted(names, key=lambda name: f"{name}.toml"))
 
 
@@ -34,14 +44,10 @@ def line_of(name: str) -> str | None:
     A file goes first. Earlier versions had one for each line, and their reports name it: scenarios/figures/<line>.toml.
     """
     path = Path(name)
-    if path.is_file():
+    if path.is_file() or not (name.startswith(PREFIX) or path.parent.resolve() == FOLDER.resolve()):
         return None
-    if path.parent.resolve() == FOLDER.resolve():
-        line = path.name.removesuffix(".toml")
-    elif name.startswith(PREFIX):
-        line = name.removeprefix(PREFIX).removesuffix(".toml")
-    else:
-        return None
+    line = name.removeprefix(PREFIX) if name.startswith(PREFIX) else path.name
+    line = line.removesuffix(".toml")
     return line if line in line_names() else None
 
 
@@ -49,13 +55,17 @@ def matching_lines(pattern: str) -> list[str]:
     return [name for name in line_names() if matches(pattern, name)]
 
 
-def values_of(line: str) -> dict[str, Any]:
-    """Return what a scenario file of this line would hold: all matching patterns, later ones over earlier ones."""
-    if line not in line_names():
+def values_of(name: str) -> dict[str, Any]:
+    """Return what a scenario file of this line or recipe would hold: all matching patterns, later ones over earlier."""
+    if name not in (*line_names(), *recipe_names()):
         raise ConfigurationError(
-            f"figure line = {line!r}: unknown; `mapa scenario list --figures` lists them"
+            f"figure line = {name!r}: unknown; `mapa scenario list --figures` lists them"
         )
-    return matching_values(_read(_LINES)["values"], line)
+    values: dict[str, Any] = {}
+    for pattern, changes in _read(_PRIVATE if name in recipe_names() else _LINES)["values"].items():
+        if matches(pattern, name):
+            values = merged(values, changes)
+    return values
 
 
 def about_line(line: str) -> str:
@@ -65,20 +75,9 @@ def about_line(line: str) -> str:
     return f"{_read(_LINES)['experiments'][experiment]}, {model.upper()} on {data.upper()}: {variant}"
 
 
-@cache
-def recipe_names() -> tuple[str, ...]:
-    """Return the names of all recipes, sorted."""
-    return tuple(sorted(name for pattern in _read(_PRIVATE)["names"] for name in alternatives(pattern)))
-
-
-def recipe_values(name: str) -> dict[str, Any]:
-    """Return what a scenario file of this name would hold: all matching patterns, later ones over earlier ones."""
-    return matching_values(_read(_PRIVATE)["values"], name)
-
-
 def about_recipe(name: str) -> str:
     """Return what a recipe is, as the first line of its file would say."""
-    values = recipe_values(name)
+    values = values_of(name)
     privacy, title = values["privacy"], _TITLES[name.split("-")[1]]
     return (
         f"Softmax on fixed scattering features of {title}, {values['edges']} edges, each with a total budget of"
@@ -110,15 +109,6 @@ def alternatives(pattern: str) -> Iterable[str]:
         return [head]
     choices, _, tail = rest.partition("}")
     return [f"{head}{choice}{end}" for choice in choices.split(",") for end in alternatives(tail)]
-
-
-def matching_values(patterns: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return the values of all patterns that stand for a name, later ones over earlier ones."""
-    values: dict[str, Any] = {}
-    for pattern, changes in patterns.items():
-        if matches(pattern, name):
-            values = merged(values, changes)
-    return values
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases
-from common.accounting.overlap import ShardSpent, total_of_records
-from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.accounting.total import Total, total
+from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent
+from common.accounting.total import Total, total, total_of_records
 from common.mechanism.guarantee import Adjacency
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ MOST_PLDS = 8
 _RATES = 32
 _ROWS = 20  # edges in the printed table
 SHARED = "they draw from the same records"
-OWN = (
-    "Edges do not tell how many records they bring: this bound is for {least}, the fewest that take part, and with"
-    " more of them ε is smaller. Each edge's own ledger states its own ε, and by that its budget is kept. A record"
-    " that several edges bring adds up what each of them released."
-)
 LITTLE = 10.0  # from this ε on, say that it protects little
 
 
@@ -151,12 +145,9 @@ def state_privacy(
     if not edges:
         raise ValueError("a statement needs at least one edge")
     keys = {edge.spent for edge in edges}
-    costly = {key for key in keys if _needs_pld(key)}
-    totals = {key: (total(key, delta, quick=quick), True) for key in keys - costly}
-    if len(costly) <= MOST_PLDS:
-        totals |= {key: (total(key, delta, quick=quick), True) for key in costly}
-    else:
-        totals |= _ranked(costly, delta, quick)
+    sampled = {key: of for key in keys if (of := _sampled_gaussian(key)) is not None}
+    ranked = _ranked(sampled, delta, quick) if len(sampled) > MOST_PLDS else {}
+    totals = {key: (total(key, delta, quick=quick), True) for key in keys - ranked.keys()} | ranked
     stated = tuple(EdgeStatement(edge, *totals[edge.spent]) for edge in edges)
     overlap = overlapping(edges)
     if shared:
@@ -194,30 +185,24 @@ def overlapping(edges: Sequence[EdgeReleases]) -> str:
 Key = tuple[Spent, ...]
 
 
-def _needs_pld(key: Key) -> bool:
-    """Tell whether the key is one sampled Gaussian: all else is quick, or too rare to approximate."""
-    [*earlier, now] = key
-    gaussian_law = now.kind.guarantee(Adjacency.ZERO_OUT).noise_multiplier is not None
-    return not earlier and gaussian_law and now.kind.sampling_rate < 1 and now.charges > 0
-
-
-def _releases(key: Key) -> GaussianReleases:
-    spent = key[-1]
+def _sampled_gaussian(key: Key) -> GaussianReleases | None:
+    """Return a key that is one sampled Gaussian, which needs PLD; None: it is quick, or too rare to approximate."""
+    [*earlier, spent] = key
     multiplier = spent.kind.guarantee(Adjacency.ZERO_OUT).noise_multiplier
-    assert multiplier is not None  # _needs_pld
+    if earlier or multiplier is None or spent.kind.sampling_rate >= 1 or not spent.charges:
+        return None
     return GaussianReleases(multiplier, spent.kind.sampling_rate, spent.charges)
 
 
-def _ranked(keys: set[Key], delta: float, quick: bool) -> dict[Key, tuple[Total, bool]]:
+def _ranked(keys: Mapping[Key, GaussianReleases], delta: float, quick: bool) -> dict[Key, tuple[Total, bool]]:
     """Account the largest and the smallest exactly and bound the rest.
 
     ε rises with the rate and the count and falls with z, so RDP at a rate rounded up bounds each, and
     the search for the largest may stop at the first whose bound is not above what was found.
     """
-    cuts = _round_up({_releases(key).rate for key in keys})
+    cuts = _round_up({of.rate for of in keys.values()})
     bounds: dict[Key, float] = {}
-    for key in keys:
-        of = _releases(key)
+    for key, of in keys.items():
         rate = cuts[bisect.bisect_left(cuts, of.rate)]
         bounds[key] = gaussian.rdp([GaussianReleases(of.noise_multiplier, rate, of.count)], delta)
     order = sorted(keys, key=bounds.__getitem__, reverse=True)
@@ -226,17 +211,18 @@ def _ranked(keys: set[Key], delta: float, quick: bool) -> dict[Key, tuple[Total,
     for key in order:
         if bounds[key] <= largest:
             break
-        if not any(_dominates(_releases(done), _releases(key)) for done in exact):
+        if not any(_dominates(keys[done], keys[key]) for done in exact):
             exact[key] = total(key, delta, quick=quick)
             largest = max(largest, exact[key].epsilon)
     reason = (
         "an upper bound, computed for many edges at once: by RDP, or the largest edge's ε where that is less"
     )
-    rest = {
-        key: (Total(delta=delta, bound=min(bounds[key], largest), reason=reason), False)
-        for key in keys - exact.keys()
+    return {
+        key: (exact[key], True)
+        if key in exact
+        else (Total(delta=delta, bound=min(bounds[key], largest), reason=reason), False)
+        for key in keys
     }
-    return rest | {key: (figure, True) for key, figure in exact.items()}
 
 
 def _round_up(rates: set[float]) -> list[float]:
@@ -347,7 +333,10 @@ def _largest(edges: Sequence[EdgeStatement]) -> EdgeStatement:
 
 
 def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
-    of = edge.of
+    of, kept = edge.of, {}
+    if of.budget is not None:
+        budget = {"epsilon": of.budget.epsilon, "delta": of.budget.delta}
+        kept = {"budget": budget, "releases_left": of.left}
     parameters = {} if of.kind.law is None else of.kind.law.parameters
     return {
         "edge": of.edge,
@@ -363,13 +352,9 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         **({"parameters": parameters} if parameters else {}),
         "reproducible_noise": of.reproducible,
         "exact": edge.exact,
-        **({} if of.budget is None else _budget_dict(of.budget, of.left)),
+        **kept,
         **_figures(edge.total),
     }
-
-
-def _budget_dict(budget: Budget, left: int | None) -> dict[str, object]:
-    return {"budget": {"epsilon": budget.epsilon, "delta": budget.delta}, "releases_left": left}
 
 
 def _messages(of: EdgeReleases) -> str:

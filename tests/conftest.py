@@ -76,7 +76,7 @@ EXTENDED = {
     *(f"tests/browser/test_{name}.py" for name in ("look", "kept")),
     *(
         f"tests/experiments/test_{name}.py"
-        for name in ("attack", "audit_battery", "audit_steps", "reference", "reproduce_choices", "sweep_ray")
+        for name in ("attack", "audit_battery", "reference", "reproduce_choices", "sweep_ray")
     ),
     *(f"tests/common/test_{name}.py" for name in ("accounting_rounding", "landmarks", "truncated_batches")),
     *(f"tests/docs/test_{name}.py" for name in ("commands", "own_model_page")),
@@ -87,7 +87,7 @@ EXTENDED = {
 STATISTICS = {
     *(f"tests/common/test_{name}.py" for name in ("noise", "noise_port", "randomness")),
     *(f"tests/edge/test_{name}.py" for name in ("clipping_holds", "privacy", "samplers")),
-    *(f"tests/experiments/test_{name}.py" for name in ("audit", "audit_battery", "audit_steps")),
+    *(f"tests/experiments/test_{name}.py" for name in ("audit", "audit_battery")),
 }
 
 

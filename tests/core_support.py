@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from common.datasets.dataset import Dataset, Samples
+from common.records.recorder import Journal
 from common.scenario.scenario import Scenario, parse_scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 
 SIDE = 4
 CONSTANTS = {"smoothness": 2.0, "sigma": 3.0, "radius": 4.0, "loss_gap": 0.7}
@@ -48,3 +52,10 @@ def small_scenario(**changes: Any) -> Scenario:
 
 def small_world(**changes: Any) -> World:
     return World.on(small_scenario(**changes), small_dataset())
+
+
+def recorded(engine: Callable[..., Any], world: World, *more: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Run a world on an engine; return its outcome and its events."""
+    stream = io.StringIO()
+    outcome = engine(world, Journal(stream), *more)
+    return outcome, [json.loads(line) for line in stream.getvalue().splitlines()]

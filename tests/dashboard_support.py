@@ -51,6 +51,32 @@ def write_live_run(runs: Path, name: str = "first", *records: dict[str, Any]) ->
     return path
 
 
+def evaluated(t: int, accuracy: float) -> dict[str, Any]:
+    return {"event": "evaluated", "t": t, "stage": 1, "accuracy": accuracy, "loss": 1 - accuracy}
+
+
+def refused(edge_id: str, reason: str, time: float) -> dict[str, Any]:
+    record = {"event": "gradient_refused", "edge_id": edge_id, "sequence": 1, "t": 1}
+    return {**record, "reason": reason, "time": time}
+
+
+def some_run(runs: Path, name: str = "first", updates: int = 40) -> Path:
+    """Write a run of two edges that has not ended, with evaluations and refusals."""
+    records: list[dict[str, Any]] = []
+    for t in range(1, updates + 1):
+        records.append(applied(t, t % 2, t % 3, time=t / 4))
+        if t % 10 == 0:
+            records.append(evaluated(t, 0.5 + t / 100))
+    records += [refused("edge-1", "old", 3.0), refused("edge-1", "old", 4.0), refused("edge-0", "size", 5.0)]
+    return write_live_run(runs, name, *records)
+
+
+def append(path: Path, *records: dict[str, Any]) -> None:
+    """Write more events of a run."""
+    with (path / "events.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(lines(*records))
+
+
 def simulated(runs: Path, **changes: Any) -> Path:
     """Simulate a small run, return its folder."""
     return simulate("quickstart", seed=1, runs_dir=runs, progress=False, **changes).path

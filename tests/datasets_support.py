@@ -5,21 +5,24 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import hashlib
 import http.server
 import os
 import struct
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from common.datasets.catalogue import named_dataset
 from common.datasets.dataset import Dataset, Samples, content_checksum
-from common.datasets.named.mnist import SHA256, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 
 _ENVIRON_DIR = os.environ.get("MAPA_DATA_DIR", "")
 
@@ -40,17 +43,28 @@ def small_digits(side: int, rows: int, seed: int) -> tuple[npt.NDArray[np.uint8]
     return images, (np.arange(rows) % 10).astype(np.uint8)
 
 
+TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+TEST_LABELS = "t10k-labels-idx1-ubyte"
+LIBSVM, ZIPCODE = ("usps.bz2", "usps.t.bz2"), ("zip.train.gz", "zip.test.gz")
+
+
 def mnist_contents() -> dict[str, bytes]:
     """Return four idx files of a small MNIST: 30 and 20 images."""
-    train_images, train_labels = small_digits(28, 30, seed=1)
-    test_images, test_labels = small_digits(28, 20, seed=2)
-    arrays = {
-        TRAIN_IMAGES: train_images,
-        TRAIN_LABELS: train_labels,
-        TEST_IMAGES: test_images,
-        TEST_LABELS: test_labels,
-    }
-    return {name: idx_bytes(arrays[name]) for name in SHA256}
+    arrays = (*small_digits(28, 30, seed=1), *small_digits(28, 20, seed=2))
+    names = (TRAIN_IMAGES, TRAIN_LABELS, "t10k-images-idx3-ubyte", TEST_LABELS)
+    return {name: idx_bytes(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: Mapping[str, bytes] | None = None) -> None:
+    """Let small files be the published ones; without contents any are."""
+    known: Any = named_dataset(name)
+    monkeypatch.setattr(known, "checksum", None, raising=False)
+    if contents is not None:
+        sums = {
+            file: hashlib.sha256(contents[file.removesuffix(".gz")]).hexdigest()
+            for file in known.forms[0].files
+        }
+        monkeypatch.setattr(known, "forms", (replace(known.forms[0], files=sums),), raising=False)
 
 
 def write_mnist(folder: Path, *, compressed: bool = True) -> None:
@@ -135,6 +149,8 @@ class FileServer:
     files: dict[str, bytes]
     cut_after: int | None = None  # bytes of a body after which the connection is dropped
     ignore_range: bool = False
+    shifted_range: int = 0  # bytes by which an answered range begins too late
+    longest_range: int = 2**30  # bytes of a range that one answer has at most
     requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -175,7 +191,7 @@ class FileServer:
         if body is None:
             request.send_error(404)
             return
-        start = 0
+        start, stop = 0, len(body)
         if wanted is not None and not self.ignore_range:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             if start >= len(body):
@@ -184,13 +200,15 @@ class FileServer:
                 request.send_header("Content-Length", "0")
                 request.end_headers()
                 return
+            start = min(start + self.shifted_range, len(body))
+            stop = min(start + self.longest_range, stop)
             request.send_response(206)
-            request.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(body)}")
         else:
             request.send_response(200)
-        request.send_header("Content-Length", str(len(body) - start))
+        request.send_header("Content-Length", str(stop - start))
         request.end_headers()
-        end = len(body) if self.cut_after is None else start + self.cut_after
+        end = stop if self.cut_after is None else start + self.cut_after
         with contextlib.suppress(ConnectionError):  # a client that refuses the rest hangs up
             request.wfile.write(body[start:end])
         request.close_connection = True

@@ -6,7 +6,7 @@ from common.mechanism.clipping import Clipping, check_bound
 from common.mechanism.clippings.batch_mean import BatchMean
 from common.mechanism.clippings.normalised import Normalised
 from common.mechanism.clippings.per_sample import PerSample
-from common.mechanism.clippings.quantile import Quantile
+from common.mechanism.clippings.quantile import QuantileClipping
 from common.mechanism.guarantee import Norm
 from common.mechanism.local_work import LocalWork
 from common.mechanism.sampler import Sampler
@@ -19,7 +19,7 @@ from common.mechanism.work.single_step import SingleStep
 from common.quantities import ClippedGradient, PerSampleGradients
 
 POISSON, SHUFFLED, WITH_REPLACEMENT = Poisson(), Shuffled(), WithReplacement()
-PER_SAMPLE, NORMALISED, QUANTILE, BATCH_MEAN = PerSample(), Normalised(), Quantile(), BatchMean()
+PER_SAMPLE, NORMALISED, QUANTILE, BATCH_MEAN = PerSample(), Normalised(), QuantileClipping(), BatchMean()
 EVERY_CLIPPING: tuple[Clipping, ...] = (PER_SAMPLE, NORMALISED, QUANTILE, BATCH_MEAN)
 
 

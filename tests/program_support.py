@@ -15,7 +15,7 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.cli import main
-from mapa.process_run import one_thread_each
+from mapa.processes import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things
@@ -43,6 +43,7 @@ def run_mapa(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Co
 
 def run_over_mosquitto(scenario: str, directory: Path) -> dict[str, Any]:
     """Run a scenario, given as TOML, between real processes; return what `mapa run --json` says of it."""
+    directory.mkdir(exist_ok=True)
     file = directory / "scenario.toml"
     file.write_text(scenario, encoding="utf-8")
     done = run_mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(directory), "--json")

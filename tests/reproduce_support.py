@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.catalogue import FigurePoint, Result, Results, all_points, catalogue
+from experiments.reproduce.claims import Judgement, claims, judge
 from experiments.reproduce.reproduction import ReproductionOrder
-from experiments.reproduce.results import Result, Results
-from experiments.reproduce.verdicts import Judgement, claims, judge
 
 NOWHERE = Path("/nonexistent")  # no data but the embedded images
 
 
-def points(size: str, *names: str, **more: Any) -> list[Point]:
+def points(size: str, *names: str, **more: Any) -> list[FigurePoint]:
     return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
 
 
@@ -29,17 +28,17 @@ def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Reproducti
     )
 
 
-def result_of(point: Point, **fields: Any) -> Result:
+def result_of(point: FigurePoint, **fields: Any) -> Result:
     """Return a made-up result of a point: one evaluation, unless the fields say otherwise."""
     usual: dict[str, Any] = {"t": [100], "accuracy": [0.5], "loss": [1.0], "engine": point.engine}
     return Result(key=point.key, digest="d", **{**usual, **fields})
 
 
-def ends_at(accuracy: float, point: Point) -> Result:
+def ends_at(accuracy: float, point: FigurePoint) -> Result:
     return result_of(point, t=[1], accuracy=[accuracy], seconds=[1.0])
 
 
-def made_up(accuracy: Callable[[Point], float | None], some: Sequence[Point]) -> Results:
+def made_up(accuracy: Callable[[FigurePoint], float | None], some: Sequence[FigurePoint]) -> Results:
     """Return results in which every point ends at the accuracy given for it; None: it was not run."""
     return Results(some, {p.key: ends_at(value, p) for p in some if (value := accuracy(p)) is not None})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import mapa
 from common.algorithms import algorithm_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 from mapa.scenario_patterns import line_names, recipe_names
@@ -25,46 +26,22 @@ ALLOWED: dict[str, set[str]] = {
     "mapa": {"common", "cloud", "edge"},
     "experiments": {"common", "cloud", "edge", "mapa"},
 }
+_PURE = {
+    "cloud": ("stages", "algorithm", "admission", "server", "snapshot"),
+    "edge": ("policy", "worker", "session"),
+    "common": ("problem", "quantities", "messages", "errors", "options"),
+    "common/noise": ("law", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry"),
+    "mapa/dashboard": ("series",),
+    "cloud/algorithms": tuple(name.replace("-", "_") for name in algorithm_names()),
+}
 PURE = [
-    "cloud/stages.py",
-    "cloud/algorithm.py",
-    "cloud/wrappers.py",
-    "cloud/admission.py",
-    "cloud/server.py",
-    "cloud/snapshot.py",
-    "edge/policy.py",
-    "edge/worker.py",
-    "edge/session.py",
-    "common/noise/law.py",
-    "common/noise/gaussian.py",
-    "common/noise/gamma_norm.py",
-    "common/noise/exponential_norm.py",
-    "common/noise/laplace.py",
-    "common/noise/registry.py",
-    "common/problem.py",
-    "common/quantities.py",
-    "common/messages.py",
-    "common/errors.py",
-    "common/options.py",
-    "mapa/dashboard/series.py",
+    *(f"{folder}/{name}.py" for folder, names in _PURE.items() for name in names),
     *(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "common/mechanism").rglob("*.py")),
-    *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
 ]
 LONGEST = 700  # lines of a file
 FORBIDDEN_IN_PURE = {
-    "paho",
-    "msgpack",
-    "pydantic",
-    "docker",
-    "torch",
-    "logging",
-    "threading",
-    "time",
-    "os",
-    "random",
-    "secrets",
-    "asyncio",
-    "socket",
+    *("paho", "msgpack", "pydantic", "docker", "torch", "asyncio", "socket"),
+    *("logging", "threading", "time", "os", "random", "secrets"),
 }
 ONLY_IN = {
     "paho": {"common/transport/mqtt.py"},
@@ -183,6 +160,13 @@ def test_every_init_is_there_and_empty(room: str) -> None:
 
 @pytest.mark.slow
 def test_the_public_face_names_what_exists_and_imports_nothing_before_it_is_asked() -> None:
+    tree = ast.parse((REPOSITORY / PUBLIC_FACE).read_text(encoding="utf-8"))
+    typed = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    told = {
+        name.name: node.module for node in typed if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    homes = {**mapa._HOMES, **dict.fromkeys(mapa._PARTS, "mapa")}
+    assert told == homes, "what type checkers are told of mapa's names is not where they are"
     probe = (
         "import sys, mapa\n"
         "assert not {'numpy', 'torch', 'pydantic', 'common', 'cloud'} & set(sys.modules), 'imported at once'\n"

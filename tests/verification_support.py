@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from cloud.assembly import algorithm_for
 from cloud.recovery_log import History
 from cloud.resume import begin_history
 from common.datasets.dataset import Dataset
@@ -26,7 +25,7 @@ from edge.policy import OperatorPolicy
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import CloudRun
 from mapa.recording import open_records, record_cloud, write_manifest
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from mapa.verification.bundle import NAMES, read_zip, write_zip
 from mapa.verification.untrusted_files import canonical_json
 from tests.core_support import small_dataset, small_scenario
@@ -87,7 +86,7 @@ def logged_run(
         history = History(
             path, incarnation=server.incarnation, dimension=server.model.size, keep=keep, say=talk.said.append
         )
-        begin_history(talk.service, history, type(algorithm_for(talk.scenario)), directory)
+        begin_history(talk.service, history, directory)
         before(talk)
         for number in range(edges):
             state = path / "state" / str(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
@@ -27,17 +27,12 @@ MOST_CHARGES = 1_000_000
 MANY_CHARGES = 200_000
 
 
-def max_releases(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ()) -> int:
-    """Return how many releases of this kind the budget permits after what was spent already.
+def max_messages(budget: Budget, kind: ReleaseKind) -> int:
+    """Return how many whole messages of this kind, of E releases each, the budget permits.
 
-    With the shuffled sampler that is a number of whole epochs, begun and ended without a restart.
+    With the shuffled sampler, of whole epochs, begun and ended without a restart.
     """
-    return max_charges(budget, kind, tuple(spent)) * kind.batches_per_epoch
-
-
-def max_messages(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ()) -> int:
-    """Return how many whole messages, of E releases each, that is."""
-    return max_releases(budget, kind, spent) // kind.mechanism.steps
+    return max_charges(budget, kind) * kind.batches_per_epoch // kind.mechanism.steps
 
 
 @functools.lru_cache(maxsize=1024)

@@ -60,7 +60,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(
         logging.CRITICAL
-    )  # that a divergence came out negative is an error there; `_upper` mends it
+    )  # that a divergence came out negative is an error there; `_upper` fixes it
     try:
         yield
     finally:
@@ -68,9 +68,10 @@ def _quiet() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _rdp_of_one(
+def rdp_curve(
     noise_multiplier: float, rate: float, orders: tuple[float, ...] | None = None
 ) -> tuple[Any, npt.NDArray[np.float64]]:
+    """Return orders and the Rényi divergence of one release at each, under zero-out adjacency; None: the library's."""
     library = dp_accounting()
     accountant = library.rdp.RdpAccountant(
         orders, neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL
@@ -94,17 +95,12 @@ def _upper(
     return np.minimum(curve + taken, orders / (2 * noise_multiplier**2))
 
 
-def rdp_curve(noise_multiplier: float, rate: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
-    """Return the Rényi divergence of one release at each order, under zero-out adjacency."""
-    return _rdp_of_one(noise_multiplier, rate, orders)[1]
-
-
 def rdp(groups: Sequence[GaussianReleases], delta: float) -> float:
     """Return ε at δ under zero-out adjacency by Rényi DP: one sum over orders, whatever the count."""
     assert not any(group.truncation for group in groups)  # the library has no Rényi divergence of those
     if delta == 0:
         return math.inf
-    curves = [(group.count, *_rdp_of_one(group.noise_multiplier, group.rate)) for group in groups]
+    curves = [(group.count, *rdp_curve(group.noise_multiplier, group.rate)) for group in groups]
     orders = curves[0][1]
     total = sum((count * curve for count, _, curve in curves), np.zeros_like(orders, dtype=np.float64))
     return float(dp_accounting().rdp.compute_epsilon(orders, total, delta)[0])

@@ -98,12 +98,8 @@ def _log_mixture(epsilon: float, rate: float) -> float:
     """log(1 − q + q·e^ε), without overflow."""
     if rate == 1:
         return epsilon
-    if epsilon > 0:
-        return (
-            epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
-            if epsilon > 1
-            else math.log1p(rate * math.expm1(epsilon))
-        )
+    if epsilon > 1:
+        return epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
     return math.log1p(rate * math.expm1(epsilon))
 
 

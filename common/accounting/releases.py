@@ -1,16 +1,22 @@
-"""What an accountant needs to know of the releases that touched one record, and nothing else."""
+"""What an accountant needs to know of the releases that touched one record, and nothing else.
+
+Of several shards and cuts: a record lies in one shard at most of a disjoint cut, so a cut costs it what its worst
+shard cost; which shards of two different cuts share a record is not known here, so the cuts' worst shards add up.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import ConfigurationError
 from common.mechanism.guarantee import Adjacency, Guarantee
 from common.mechanism.mechanism import Mechanism
 from common.noise.law import NoiseLaw
+from common.own_code import asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,8 @@ class ReleaseKind:
                 f"batch_size = {mechanism.batch_size}: must be at most the shard's {n} records"
                 f" with the {mechanism.sampler.name} sampler"
             )
-        epoch = mechanism.sampler.batches_per_epoch(n, mechanism.batch_size)
+        with asking(f"data.sampler = {mechanism.sampler.name!r}: does not state its cost"):
+            epoch = mechanism.sampler.batches_per_epoch(n, mechanism.batch_size)
         most = n // mechanism.batch_size if mechanism.sampler.by_epoch else 1
         if type(epoch) is not int or not 1 <= epoch <= max(most, 1):
             raise ConfigurationError(
@@ -153,3 +160,75 @@ def check_delta(delta: float) -> None:
     """Refuse a δ that is no probability; 0 asks for pure DP."""
     if not 0 <= delta < 1:
         raise ConfigurationError(f"total_delta = {delta}: must be at least 0 and less than 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpent:
+    """What one ledger spent in one run on a shard."""
+
+    cut: str  # all that fixes the cut, the data set's checksum included
+    shard: int | None  # None: shards of this cut share records
+    spent: Spent
+
+
+Costs = tuple[Spent, ...]
+
+
+def worst_record(spent: Iterable[ShardSpent]) -> Costs:
+    """Return what no record can have paid more than: of each cut, for each mechanism, the most charges of any shard.
+
+    Kinds that differ in n_k alone are taken for the smallest n_k, whose sampling rate is the largest: ε rises
+    with the rate. Other kinds are not compared: each counts with its own worst shard.
+    """
+    worst: list[Spent] = []
+    for shards in shard_costs(spent).values():
+        together = [item for shard in shards for item in shard]
+        worst += together if len(shards) == 1 else _merged(together, comparable, max)
+    return tuple(worst)
+
+
+def shard_costs(spent: Iterable[ShardSpent]) -> dict[str, list[Costs]]:
+    """Return for each cut what each shard's releases come to; all of them together where shards share records.
+
+    Of a single shard kind by kind, since there is nothing to compare. A user's own records may change in number from
+    run to run, after a look at the earlier releases: each n_k stays a kind of its own then, and the odometer composes
+    them.
+    """
+    cuts: dict[str, dict[int | None, list[Spent]]] = {}
+    for item in spent:
+        cuts.setdefault(item.cut, {}).setdefault(item.shard, []).append(item.spent)
+    costs = {}
+    for cut, by_shard in cuts.items():
+        shards = list(by_shard.values())
+        if None in by_shard:
+            shards = [[item for shard in shards for item in shard]]
+        key = comparable if len(shards) > 1 else _kind
+        costs[cut] = [_merged(shard, key, operator.add) for shard in shards]
+    return costs
+
+
+def comparable(spent: Spent) -> Hashable:
+    """Name what may be compared: kinds that differ in n_k alone, but not with truncated batches.
+
+    How often a batch is truncated does not rise with the rate.
+    """
+    kind = spent.kind
+    return kind.mechanism, 0 if kind.mechanism.amplification.largest is None else kind.shard_size
+
+
+def _kind(spent: Spent) -> Hashable:
+    return spent.kind
+
+
+def _merged(
+    items: Iterable[Spent], key: Callable[[Spent], Hashable], join: Callable[[int, int], int]
+) -> Costs:
+    """Join the charges of each key, at its smallest n_k."""
+    merged: dict[Hashable, Spent] = {}
+    for item in items:
+        known = merged.get(key(item))
+        if known is not None:
+            size = min(known.kind.shard_size, item.kind.shard_size)
+            item = Spent(replace(item.kind, shard_size=size), join(known.charges, item.charges))
+        merged[key(item)] = item
+    return tuple(merged.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,16 @@ from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases, rdp_curve
 from common.accounting.kept import remembered
 from common.accounting.pure import PureReleases
-from common.accounting.releases import ReleaseKind, Spent, check_delta
+from common.accounting.releases import (
+    Costs,
+    ReleaseKind,
+    ShardSpent,
+    Spent,
+    check_delta,
+    comparable,
+    shard_costs,
+    worst_record,
+)
 from common.mechanism.guarantee import Adjacency
 
 # α. Few, since each takes its share of δ; a finer grid gains less than that costs.
@@ -35,7 +44,7 @@ def odometer(gaussian: Sequence[GaussianReleases], pure: Sequence[PureReleases],
     orders = np.array(ORDERS)
     spent: npt.NDArray[np.float64] = np.zeros_like(orders)
     for group in gaussian:
-        spent += group.count * rdp_curve(group.noise_multiplier, group.rate, ORDERS)
+        spent += group.count * rdp_curve(group.noise_multiplier, group.rate, ORDERS)[1]
     for release in pure:  # ε-DP: ρ(α) ≤ ε, and ≤ αε²/2 (Bun and Steinke 2016)
         spent += release.count * np.minimum(release.epsilon, orders * release.epsilon**2 / 2)
     return float(np.min(spent + math.log(len(ORDERS) / delta) / (orders - 1)))
@@ -109,6 +118,40 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
     return _total(merged[0], delta, quick, replace_one and not quick)
 
 
+def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool = False) -> Total:
+    """Return the largest total that any record can have.
+
+    One cut may be looked at shard by shard, with the other cuts at their worst. That is a bound whichever cut
+    it is, so the least of them is stated.
+    """
+    everything = [item for item in spent if item.spent.charges]
+    bounds = []
+    for anchor, shards in shard_costs(everything).items():
+        others = worst_record(item for item in everything if item.cut != anchor)
+        figures = [total((*others, *shard), delta, quick=quick) for shard in _largest(shards)]
+        bounds.append(max(figures, key=lambda figure: figure.epsilon))
+    return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
+
+
+def _largest(shards: Iterable[Costs]) -> list[Costs]:
+    """Leave out the shards that cost no more than another one does, kind by kind: each figure may take seconds."""
+    kept: list[Costs] = []
+    for shard in sorted(set(shards), key=lambda one: -sum(spent.charges for spent in one)):
+        if not any(_covers(other, shard) for other in kept):
+            kept.append(shard)
+    return kept
+
+
+def _covers(one: Costs, other: Costs) -> bool:
+    by_key = {comparable(spent): spent for spent in one}
+    return all(
+        (more := by_key.get(comparable(spent))) is not None
+        and more.charges >= spent.charges
+        and more.kind.shard_size <= spent.kind.shard_size
+        for spent in other
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def _total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
     if _all_pure([spent]):
@@ -131,17 +174,12 @@ def _read_total(kept: dict[str, Any], spent: Spent, delta: float) -> Total | Non
     if (
         found.delta != delta
         or not isinstance(found.reason, str)
-        or not all(_positive(one) for one in figures)
+        or not all(type(one) is float and one >= 0 for one in figures)
     ):
         return None
     groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    if any(group.truncation for group in groups):
-        return found if found.rdp is None else None
-    return found if found.rdp == gaussian.rdp(groups, delta) else None
-
-
-def _positive(value: object) -> bool:
-    return type(value) is float and value >= 0  # NaN fails
+    rdp = None if any(group.truncation for group in groups) else gaussian.rdp(groups, delta)
+    return found if found.rdp == rdp else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -179,15 +217,14 @@ def _all_pure(spent: Sequence[Spent]) -> bool:
 def _pure_total(spent: Spent, delta: float) -> Total:
     groups = _pure_groups([spent], Adjacency.ZERO_OUT)
     replaced = _pure_groups([spent], Adjacency.REPLACE_ONE)
+    bounds = (_optimal(replaced[0], delta), pure.heterogeneous(replaced, delta))
     return Total(
         delta=delta,
         basic=pure.basic(groups),
         advanced=pure.advanced(groups, delta) if delta else None,
         optimal=_optimal(groups[0], delta),
         heterogeneous=pure.heterogeneous(groups, delta) if delta else None,
-        replace_one=min(
-            filter(None, (_optimal(replaced[0], delta), pure.heterogeneous(replaced, delta))), default=None
-        ),
+        replace_one=min(filter(None, bounds), default=None),
     )
 
 
@@ -203,61 +240,39 @@ def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureRelea
         if zero_out is None or replace_one is None:
             continue
         rate = item.kind.sampling_rate
-        epsilon = (
-            pure.amplify_zero_out(zero_out, rate)
-            if adjacency is Adjacency.ZERO_OUT
-            else pure.amplify_replace_one(zero_out, replace_one, rate)
-        )
+        epsilon = pure.amplify_zero_out(zero_out, rate)
+        if adjacency is Adjacency.REPLACE_ONE:
+            epsilon = pure.amplify_replace_one(zero_out, replace_one, rate)
         groups.append(PureReleases(epsilon, item.charges))
     return groups
 
 
 def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
+    """Return RDP's figure and PLD's; of truncated batches PLD's or none at all, since no other method has a bound."""
     if delta == 0:
         return Total(delta=delta, reason=_NO_DELTA)
-    groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    if any(group.truncation for group in groups):
-        return _truncated_total(spent, groups, delta, quick, replace_one)
-    by_rdp = gaussian.rdp(groups, delta)
+    [group] = groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
+    by_rdp = gaussian.rdp([replace(group, truncation=None)], delta)
+    stated = Total(delta=delta, rdp=None if group.truncation else by_rdp)
+    by_pld = math.inf
     if quick:
-        return Total(delta=delta, rdp=by_rdp, reason="PLD was left out for speed")
-    if any(group.rate < 1 for group in groups) and by_rdp > PLD_CEILING:
-        return Total(delta=delta, rdp=by_rdp, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
-    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
+        why = "for speed"
+    elif (group.rate < 1 or group.truncation) and by_rdp > PLD_CEILING:
+        why = f"ε is beyond {PLD_CEILING:g}"
+    else:
+        why = f"with so many releases, δ = {delta:g} is too small for its arithmetic"
+        by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
     if math.isinf(by_pld):
-        reason = f"PLD was left out: with so many releases, δ = {delta:g} is too small for its arithmetic"
-        return Total(delta=delta, rdp=by_rdp, reason=reason)
-    return Total(
-        delta=delta,
-        rdp=by_rdp,
-        pld=by_pld,
-        replace_one=_replace_one_by_pld(spent, delta) if replace_one else None,
-    )
-
-
-def _truncated_total(
-    spent: Spent, groups: Sequence[GaussianReleases], delta: float, quick: bool, replace_one: bool
-) -> Total:
-    """Return PLD's figure or none at all: no other method has a bound for truncated batches."""
-    if quick:
-        return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out for speed")
-    if gaussian.rdp([replace(group, truncation=None) for group in groups], delta) > PLD_CEILING:
-        return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out: ε is beyond {PLD_CEILING:g}")
-    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
-    if math.isinf(by_pld):
-        reason = f"{_TRUNCATED}: with so many releases, δ = {delta:g} is too small for its arithmetic"
-        return Total(delta=delta, reason=reason)
-    return Total(
-        delta=delta,
-        pld=by_pld,
-        replace_one=_replace_one_by_pld(spent, delta) if replace_one else None,
-    )
-
-
-def _replace_one_by_pld(spent: Spent, delta: float) -> float | None:
-    groups = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
-    by_pld = gaussian.pld(groups, delta, Adjacency.REPLACE_ONE)
-    return by_pld if math.isfinite(by_pld) else None
+        left_out = f"left out {why}" if quick else f"left out: {why}"
+        return replace(
+            stated,
+            reason=f"{_TRUNCATED}, which was {left_out}" if group.truncation else f"PLD was {left_out}",
+        )
+    if not replace_one:
+        return replace(stated, pld=by_pld)
+    replaced = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
+    other = gaussian.pld(replaced, delta, Adjacency.REPLACE_ONE)
+    return replace(stated, pld=by_pld, replace_one=other if math.isfinite(other) else None)
 
 
 def _gaussian_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[GaussianReleases]:

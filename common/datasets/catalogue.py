@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from common.datasets.dataset import Dataset, check_dataset
+from common.datasets.formats import NAMED
 from common.datasets.published import DatasetDescription, Download, NamedDataset
 from common.datasets.source import FileSource, Source, load_files
 from common.errors import ConfigurationError, MapaError
-from common.own_code import import_dotted, is_dotted, names_in
+from common.own_code import import_dotted, is_dotted
 
-_HOME = "common.datasets.named"
 _KEY = "data.set"
 _ANYWHERE = Download()
 
 
-@cache
-def _named() -> dict[str, NamedDataset]:
-    """Return the data sets of every file in common/datasets/named/, by name."""
-    modules = [importlib.import_module(f"{_HOME}.{name.replace('-', '_')}") for name in names_in(_HOME)]
-    found = {one.about.name: one for module in modules for one in module.DATA_SETS}
-    return dict(sorted(found.items()))
-
-
-DATA_SETS = tuple(_named())
+DATA_SETS = tuple(NAMED)
 
 
 def named_dataset(name: str) -> NamedDataset:
     """Return the data set of that name; raise ConfigurationError for another one."""
-    if name not in DATA_SETS:
+    if name not in NAMED:
         allowed = f'one of {", ".join(DATA_SETS)}, or a dotted path "package.module:Class"'
         raise ConfigurationError(f"{_KEY} = {name!r}: must be {allowed}")
-    return _named()[name]
+    return NAMED[name]
 
 
 def data_directory(environ: Mapping[str, str]) -> Path:
@@ -54,14 +44,13 @@ def data_mirror(environ: Mapping[str, str]) -> str | None:
 
 def describe(data_dir: Path) -> list[DatasetDescription]:
     """Return what is known of each data set, with the files that are here."""
-    return [replace(known.about, files=known.find(data_dir)) for known in _named().values()]
+    return [replace(known.about, files=known.find(data_dir)) for known in NAMED.values()]
 
 
 def records_of(checksum: str) -> str:
     """Return the checksum of the data set whose records these are, so that both share one privacy account."""
-    return next(
-        (one.part_of for one in _named().values() if one.part_of and one.checksum == checksum), checksum
-    )
+    whole = next((one.part_of for one in NAMED.values() if one.part_of and one.checksum == checksum), None)
+    return checksum if whole is None else str(NAMED[whole].checksum)
 
 
 def load_dataset(name: Source, data_dir: Path) -> Dataset:

@@ -1,7 +1,7 @@
 """The port of named data sets, and reading published files.
 
-A named data set is one file in common/datasets/named/: where it comes from, its checksums, its shape, how it is read.
-The file ends with `DATA_SETS`, its data sets; nothing else names them.
+A named data set is one file in common/datasets/named/: a TOML file that says where it comes from, its checksums, its
+shape and a format of common/datasets/formats.py, or a module whose `DATA_SETS` read themselves. Nothing else names it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,27 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import importlib.util
+import warnings
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from common.datasets.dataset import Dataset, Samples, content_checksum
 from common.errors import ConfigurationError, DataUnavailableError
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all where known
-Refusal = Callable[[Path], str | None]  # why the file's content is wrong, or None
 
 _GZIP, _BZIP2 = b"\x1f\x8b", b"BZh"
-_LARGEST_DOWNLOAD = 32 * 2**20  # bytes; Fashion-MNIST's train images have 26.4 MB
+_LARGEST_FILE = 32 * 2**20  # bytes on the wire; Fashion-MNIST's train images have 26.4 MB
+_LARGEST_ARCHIVE = 192 * 2**20
+_LARGEST_CONTENT = 64 * 2**20  # of a file, uncompressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,7 @@ class DatasetDescription:
     test: int
     source: str
     licence: str
+    target_range: tuple[float, float] | None = None  # of real targets
     files: tuple[Path, ...] = ()  # empty: not here
 
     @property
@@ -52,6 +60,44 @@ class Download:
     progress: Progress | None = None
 
 
+class NamedDataset(ABC):
+    """A data set with a name of its own."""
+
+    about: DatasetDescription
+    checksum: str | None  # of its content; None: not checked
+    part_of: str | None = None  # the data set whose records these are, where that is another one
+    in_data_dir = True  # a file or folder of its name there is its own
+    absent = ""  # what the error says where the data set is not here
+
+    @abstractmethod
+    def find(self, data_dir: Path) -> tuple[Path, ...]:
+        """Return all of its files, or none."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[Path]) -> tuple[Samples, Samples]:
+        """Return train and test."""
+
+    def load(self, data_dir: Path) -> Dataset:
+        """Return the data set; raise DataUnavailableError where it is absent or not the published one."""
+        about, paths = self.about, self.find(data_dir)
+        if not paths:
+            raise DataUnavailableError(f"{about.name}: {self.absent.format(data_dir=data_dir)}")
+        train, test = self.read(paths)
+        found = content_checksum(train, test)
+        if self.checksum not in (None, found):
+            self.refuse(paths)
+        return Dataset(about.name, about.shape, about.classes, train, test, found, about.target_range)
+
+    @abstractmethod
+    def refuse(self, paths: Sequence[Path]) -> None:
+        """Raise DataUnavailableError for files with another content."""
+
+    def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:  # noqa: ARG002
+        """Return its files, downloaded or written where needed; the default is in an installed package."""
+        self.load(data_dir)  # the error says which package carries it
+        return self.find(data_dir)
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file, where it is served, and how to tell that it is the right one."""
@@ -59,67 +105,143 @@ class RemoteFile:
     name: str
     urls: tuple[str, ...]
     largest: int  # bytes on the wire
-    refusal: Refusal
+    checksum: Callable[[Path], str]
+    expected: str
+
+    def refusal(self, path: Path) -> str | None:
+        """Return why the file's content is wrong, or None."""
+        try:
+            found = self.checksum(path)
+        except DataUnavailableError as error:
+            return f"sent unexpected content: {error}"
+        return (
+            None if found == self.expected else f"sent unexpected content: {found}, expected {self.expected}"
+        )
 
 
 Alternatives = tuple[tuple[RemoteFile, ...], ...]  # any one of them makes the data set
 
 
 @dataclass(frozen=True, slots=True)
+class Format:
+    """How published files are read."""
+
+    read: Callable[[Sequence[Path]], tuple[Samples, Samples]]
+    checksum: Callable[[Path], str] | None = None  # of a file, where it is not the sha256 of its content
+    package: str | None = None  # that reading needs
+
+    @property
+    def readable(self) -> bool:
+        return self.package is None or importlib.util.find_spec(self.package) is not None
+
+    def checksum_of(self, path: Path) -> str:
+        if self.checksum is not None:
+            return self.checksum(path)
+        return hashlib.sha256(read_content(path, _LARGEST_CONTENT)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Files that make a data set, as they are published."""
+
+    format: Format
+    files: Mapping[str, str]  # by name their checksums: of the content, as mirrors compress differently
+    mirrors: Sequence[str] = ()
+
+    def paths(self, folders: Sequence[Path]) -> list[Path | None]:
+        """Return where each file is, with or without .gz, in the first folder that has it."""
+        found = []
+        for name in self.files:
+            places = (folder / one for folder in folders for one in (name.removesuffix(".gz"), name))
+            found.append(next((path for path in places if path.is_file()), None))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """An archive with all files of a data set."""
+    """An archive with all files of a data set's first form."""
 
-    registry: str  # the package registry that carries it; "": it is the published one
-    file: str
-    urls: tuple[str, ...]
-    largest: int
-    unpack: Callable[[Path], dict[str, bytes]]  # an archive -> its files by name
+    url: str
+    unpack: Callable[[Path], Mapping[str, bytes]]  # an archive -> its files by name, uncompressed
+    registry: str | None = None  # the package registry that carries it; None: it is the published one
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def contents(self, path: Path, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the files of these names inside."""
+        try:
+            files = self.unpack(path)
+            return {name: files[name] for name in names}
+        except Exception as error:  # a decoder of untrusted bytes may raise anything
+            raise DataUnavailableError(
+                f"{path}: cannot be unpacked ({type(error).__name__}: {error})"
+            ) from error
 
 
-class NamedDataset(ABC):
-    """A data set with a name of its own."""
+@dataclass
+class PublishedDataset(NamedDataset):
+    """A data set that mirrors serve, in one form or in several."""
 
     about: DatasetDescription
-    checksum: str | None  # of its content; None: not checked
-    part_of: str | None = None  # checksum of the data set whose records these are, where that is another one
-
-    @abstractmethod
-    def find(self, data_dir: Path) -> tuple[Path, ...]:
-        """Return all of its files, or none."""
-
-    @abstractmethod
-    def load(self, data_dir: Path) -> Dataset:
-        """Return the data set; raise DataUnavailableError where it is absent or not the published one."""
-
-    def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:  # noqa: ARG002
-        """Return its files, downloaded or written where needed; the default is in an installed package."""
-        self.load(data_dir)  # the error says which package carries it
-        return self.find(data_dir)
-
-    def check(self, data_dir: Path) -> None:
-        """Raise DataUnavailableError where the files that are here are not the published ones."""
-        self.load(data_dir)
-
-
-class DownloadedDataset(NamedDataset):
-    """A data set that mirrors serve."""
-
+    checksum: str | None
+    title: str
+    folders: tuple[str, ...]  # under the data directory, in the order to look in
+    forms: tuple[Form, ...]  # in the order of preference
     archives: tuple[Archive, ...] = ()
-    files: Mapping[str, str]  # file -> sha256 of its content, uncompressed: mirrors compress differently
 
-    @abstractmethod
-    def published(self, mirror: str | None) -> Alternatives:
-        """Return the sets of files, any one of which makes the data set, in the order to try them."""
+    def find(self, data_dir: Path) -> tuple[Path, ...]:
+        # A form that needs an absent package comes last: found all the same, so that the error can say what is missing.
+        for form in sorted(self.forms, key=lambda form: not form.format.readable):
+            paths = [path for path in self._paths(form, data_dir) if path is not None]
+            if len(paths) == len(form.files):
+                return tuple(paths)
+        return ()
+
+    def load(self, data_dir: Path) -> Dataset:
+        if not self.find(data_dir):
+            missing = []
+            for form in self.forms:
+                here = zip(form.files, self._paths(form, data_dir), strict=True)
+                missing.append(" and ".join(name for name, path in here if path is None))
+            name = self.about.name
+            raise DataUnavailableError(
+                f"{name} is not in {data_dir}: run `mapa data get {name}`,"
+                f" {remedy(data_dir / name, ', or '.join(missing))}"
+            )
+        return super().load(data_dir)
+
+    def read(self, paths: Sequence[Path]) -> tuple[Samples, Samples]:
+        return self._form_of(paths).format.read(paths)
+
+    def refuse(self, paths: Sequence[Path]) -> None:
+        form = self._form_of(paths)
+        pairs = zip(paths, form.files.values(), strict=True)
+        if wrong := [str(path) for path, expected in pairs if form.format.checksum_of(path) != expected]:
+            raise DataUnavailableError(
+                f"not the published {self.title}: the sha256 of {', '.join(wrong)} differs; remove these files and run"
+                f" `mapa data get {self.about.name}`, or name another data set by a dotted path in data.set"
+            )
 
     def offers(self, mirror: str | None = None, registry: str | None = None) -> Alternatives:
-        """Return what to download; with a registry only its package, from one's own mirror or the registry."""
-        if registry is None:
-            return self.published(mirror)
-        known = {archive.registry: archive for archive in self.archives if archive.registry}
-        if registry not in known:
-            allowed, name = ", ".join(known) or "none", self.about.name
-            raise ConfigurationError(f"--from {registry}: {name} is not there; allowed are {allowed}")
-        return ((self.archive_file(known[registry], mirror),),)
+        """Return the sets of files to download, any one of which makes the data set, in the order to try them.
+
+        With a registry only its package, from one's own mirror or the registry.
+        """
+        for archive in self.archives:
+            if archive.registry == registry:
+                return ((self._packed(archive, mirror),),)
+        if registry is not None:
+            allowed = ", ".join(one.registry for one in self.archives if one.registry) or "none"
+            raise ConfigurationError(
+                f"--from {registry}: {self.about.name} is not there; allowed are {allowed}"
+            )
+        return tuple(
+            tuple(self._remote(name, form, mirror) for name in form.files)
+            for form in self.forms
+            if form.mirrors or (mirror and form.format.readable)
+        )
 
     def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:
         try:
@@ -131,131 +253,90 @@ class DownloadedDataset(NamedDataset):
             fetched = fetch_dataset(self.about.name, folder, offered, progress=download.progress)
             for archive in self.archives:
                 if fetched[0].name == archive.file:
-                    install(fetched[0], archive.unpack, self.files)
+                    install(fetched[0], archive.contents(fetched[0], self._plain()))
             self.load(data_dir)  # names a damaged file that is found before the new ones
         return self.find(data_dir)
 
-    def remote(
-        self,
-        file: str,
-        places: Iterable[str],
-        mirror: str | None,
-        refusal: Refusal,
-        largest: int | None = None,
-    ) -> RemoteFile:
-        """Return a file at these places; a mirror of one's own may have files side by side or in folders."""
-        own = () if mirror is None else (f"{mirror.rstrip('/')}/", f"{mirror.rstrip('/')}/{self.about.name}/")
-        urls = tuple(f"{place}{file}" for place in (*own, *places))
-        return RemoteFile(file, urls, largest or _LARGEST_DOWNLOAD, refusal)
+    def _paths(self, form: Form, data_dir: Path) -> list[Path | None]:
+        return form.paths([data_dir / folder for folder in self.folders])
 
-    def archive_file(self, archive: Archive, mirror: str | None) -> RemoteFile:
+    def _form_of(self, paths: Sequence[Path]) -> Form:
+        return next(form for form in self.forms if {paths[0].name, f"{paths[0].name}.gz"} & set(form.files))
+
+    def _remote(self, name: str, form: Form, mirror: str | None) -> RemoteFile:
+        urls = (*self._own(mirror, name), *(f"{place}{name}" for place in form.mirrors))
+        return RemoteFile(name, urls, _LARGEST_FILE, form.format.checksum_of, form.files[name])
+
+    def _packed(self, archive: Archive, mirror: str | None) -> RemoteFile:
         """Return an archive as a file to download, refused where a file inside has another checksum."""
+        expected = self._plain()
 
-        def refusal(path: Path) -> str | None:
-            from common.datasets.download import unpacked
+        def checksums(path: Path) -> str:
+            files = archive.contents(path, expected)
+            return _listed({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
 
-            try:
-                unpacked(path, archive.unpack, self.files)
-            except DataUnavailableError as error:
-                return f"sent unexpected content: {error}"
-            return None
+        urls = (*self._own(mirror, archive.file), archive.url)
+        return RemoteFile(archive.file, urls, _LARGEST_ARCHIVE, checksums, _listed(expected))
 
-        return self.remote(archive.file, archive.urls, mirror, refusal, archive.largest)
+    def _plain(self) -> dict[str, str]:
+        """Return the checksums of the first form's files by their names without .gz."""
+        return {name.removesuffix(".gz"): sha256 for name, sha256 in self.forms[0].files.items()}
 
-
-class PublishedFiles(DownloadedDataset):
-    """A data set in files whose names and checksums are published."""
-
-    title: str
-    folders: tuple[str, ...]  # under the data directory, in the order to look in
-    largest: int  # bytes of a file, uncompressed
-    mirrors: tuple[str, ...] = ()
-    suffix: str = ""  # of a file as it is published
-
-    @abstractmethod
-    def read(self, paths: Mapping[str, Path]) -> tuple[Samples, Samples]:
-        """Return train and test."""
-
-    def find(self, data_dir: Path) -> tuple[Path, ...]:
-        found = self._found(data_dir)
-        return tuple(found.values()) if len(found) == len(self.files) else ()
-
-    def load(self, data_dir: Path) -> Dataset:
-        paths, about = self._found(data_dir), self.about
-        missing = [f"{name}{self.suffix}" for name in self.files if name not in paths]
-        if missing:
-            raise absent(about.name, data_dir, ", ".join(missing))
-        train, test = self.read(paths)
-        found = content_checksum(train, test)
-        if self.checksum not in (None, found):
-            raise not_published(self.title, about.name, self._wrong(paths))
-        return Dataset(about.name, about.shape, about.classes, train, test, found)
-
-    def check(self, data_dir: Path) -> None:
-        if wrong := self._wrong(self._found(data_dir)):
-            raise not_published(self.title, self.about.name, wrong)
-
-    def published(self, mirror: str | None) -> Alternatives:
-        for archive in self.archives:
-            if not archive.registry:
-                return ((self.archive_file(archive, mirror),),)
-        files = (
-            self.remote(f"{name}{self.suffix}", self.mirrors, mirror, unless(sha256, self._sha256))
-            for name, sha256 in self.files.items()
-        )
-        return (tuple(files),)
-
-    def _found(self, data_dir: Path) -> dict[str, Path]:
-        folders = [data_dir / folder for folder in self.folders]
-        found = {name: first_present(folders, {name, f"{name}{self.suffix}"}) for name in self.files}
-        return {name: path for name, path in found.items() if path is not None}
-
-    def _wrong(self, paths: Mapping[str, Path]) -> list[Path]:
-        return [path for name, path in paths.items() if self._sha256(path) != self.files[name]]
-
-    def _sha256(self, path: Path) -> str:
-        return hashlib.sha256(read_content(path, self.largest)).hexdigest()
+    def _own(self, mirror: str | None, file: str) -> tuple[str, ...]:
+        """Return where the user's mirror may have a file: files side by side, or in folders."""
+        if mirror is None:
+            return ()
+        return f"{mirror.rstrip('/')}/{file}", f"{mirror.rstrip('/')}/{self.about.name}/{file}"
 
 
-def unless(sha256: str, checksum: Callable[[Path], str]) -> Refusal:
-    """Return the refusal of a file that has another checksum."""
-
-    def refusal(path: Path) -> str | None:
-        try:
-            found = checksum(path)
-        except DataUnavailableError as error:
-            return f"sent unexpected content: {error}"
-        return None if found == sha256 else f"sent unexpected content: sha256 {found}, expected {sha256}"
-
-    return refusal
+def _listed(checksums: Mapping[str, str]) -> str:
+    return ", ".join(f"sha256 of {name} {sha256}" for name, sha256 in checksums.items())
 
 
-def first_present(folders: Iterable[Path], names: Iterable[str]) -> Path | None:
-    """Return the first of the names that is a file in the first folder that has one."""
-    names = sorted(names)  # a file beside its .gz comes first
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+def in_package(package: str, *files: str) -> tuple[Path, ...]:
+    """Return files inside an installed package, which is not imported; none where one is missing."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        paths = tuple(Path(folder) / file for file in files)
+        if all(path.is_file() for path in paths):
+            return paths
+    return ()
 
 
 def read_content(path: Path, limit: int) -> bytes:
-    """Return a file's content, uncompressed; raise DataUnavailableError where it is more than `limit` bytes.
-
-    Compression is told from the first bytes: browsers unpack a .gz and keep its name.
-    """
+    """Return a file's content, uncompressed; raise DataUnavailableError where it is more than `limit` bytes."""
     try:
         with path.open("rb") as stream:
-            head = stream.read(3)
-            stream.seek(0)
-            if head.startswith(_GZIP):
-                content = gzip.GzipFile(fileobj=stream).read(limit + 1)
-            elif head.startswith(_BZIP2):
-                content = bz2.BZ2File(stream).read(limit + 1)
-            else:
-                content = stream.read(limit + 1)
+            content = decompressed(stream, limit)
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, f"cannot be read completely ({error})") from error
     if len(content) > limit:
         raise damaged(path, f"contains more than the expected {limit:,} bytes")
     return content
+
+
+def decompressed(stream: BinaryIO, limit: int) -> bytes:
+    """Return the content of a file, at most one byte more than the limit.
+
+    Compression is told from the first bytes: browsers unpack a .gz and keep its name.
+    """
+    head = stream.read(3)
+    stream.seek(0)
+    if head.startswith(_GZIP):
+        return gzip.GzipFile(fileobj=stream).read(limit + 1)
+    if head.startswith(_BZIP2):
+        return bz2.BZ2File(stream).read(limit + 1)
+    return stream.read(limit + 1)
+
+
+def numbers_of(text: bytes, path: Path) -> npt.NDArray[np.float64]:
+    """Return the numbers of a text, with white space between them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy only warns of text that is no number
+        try:
+            return np.fromstring(text.decode("ascii"), np.float64, sep=" ")
+        except (DeprecationWarning, ValueError) as error:
+            raise damaged(path, f"is not text of numbers ({error})") from error
 
 
 def sha256_of(path: Path) -> str:
@@ -267,21 +348,6 @@ def sha256_of(path: Path) -> str:
 def damaged(path: Path, reason: str) -> DataUnavailableError:
     """Return the error for a file that is here but cannot be used."""
     return DataUnavailableError(f"{path}: {reason}; remove it and download it again with `mapa data get`")
-
-
-def not_published(title: str, name: str, files: Iterable[Path]) -> DataUnavailableError:
-    """Return the error for files with other content than the published ones."""
-    return DataUnavailableError(
-        f"not the published {title}: the sha256 of {', '.join(map(str, files))} differs; remove these files and run"
-        f" `mapa data get {name}`, or name another data set by a dotted path in data.set"
-    )
-
-
-def absent(name: str, data_dir: Path, files: str) -> DataUnavailableError:
-    """Return the error for a data set that is not here."""
-    return DataUnavailableError(
-        f"{name} is not in {data_dir}: run `mapa data get {name}`, {remedy(data_dir / name, files)}"
-    )
 
 
 def remedy(folder: Path, files: str) -> str:

@@ -33,6 +33,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _LONGEST_SIDE = 16_384  # pixels, of an image that is resized
 _EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _PREVIEWS = ("MPO",)  # a camera's: the first is the picture
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MARK = "state.json"  # what `save_to_disk` leaves in the folder of one split
 
 
@@ -125,12 +126,9 @@ def _member(
         raise fault(path, f"has no array {name!r}; it has {found or 'none'}")
     with archive.open(f"{name}.npy") as stream:
         version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            found_shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            found_shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
+        if version not in _HEADERS:
             raise fault(path, f"array {name!r} has format {version}: must be 1.0 or 2.0")
+        found_shape, _, dtype = _HEADERS[version](stream)
     if dtype.hasobject or dtype.itemsize > 512:
         raise fault(path, f"array {name!r} is {dtype}: must be numbers")
     if len(found_shape) != 1 + len(shape) or found_shape[1:] != shape:
@@ -164,15 +162,12 @@ def dataset(
         input_range=input_range,
         group=None if groups is None else "groups",
     )
-    trained = _samples(f"{name}: train", train, schema, None if groups is None else np.asarray(groups))
-    tested = None if test is None else _samples(f"{name}: test", test, schema, None)
-    parts = (trained,) if tested is None else (trained, tested)
-    return Dataset(name, schema.shape, classes, trained, tested, content_checksum(*parts), target_range)
-
-
-def _samples(where: str, arrays: Arrays, schema: DataSchema, groups: npt.NDArray[Any] | None) -> Samples:
-    inputs, labels = (np.asarray(array) for array in arrays)
-    return samples_of(inputs, labels, schema, Path(where), groups=groups)
+    whose = None if groups is None else np.asarray(groups)
+    parts = [samples_of(inputs, np.asarray(train[1]), schema, Path(f"{name}: train"), groups=whose)]
+    if test is not None:
+        parts.append(samples_of(np.asarray(test[0]), np.asarray(test[1]), schema, Path(f"{name}: test")))
+    tested = None if test is None else parts[1]
+    return Dataset(name, schema.shape, classes, parts[0], tested, content_checksum(*parts), target_range)
 
 
 def read_csv(path: Path, schema: DataSchema) -> Samples:
@@ -223,7 +218,11 @@ def samples_from(path: Path, schema: DataSchema, blocks: Iterable[dict[str, Cell
         )
         labels.append(_labels(path, schema, block[schema.label], first))
         if schema.group is not None:
-            groups += _groups(path, schema.group, block[schema.group], first)
+            for row, cell in enumerate(block[schema.group], first):
+                if cell in _ABSENT:
+                    reason = "is empty: every record needs a group"
+                    raise fault(path, reason, row=row, column=schema.group)
+                groups.append(text_of(path, schema.group, cell, row))
     check_extent(path, records, schema.width)
     joined = np.concatenate(labels)
     found: Labels = joined.astype(np.float32) if schema.target_range else joined.astype(np.int64)
@@ -245,24 +244,23 @@ def _blocks(
 
 def _values(path: Path, column: Column, cells: Cells, first: int) -> Matrix:
     """Return n × width values of a column."""
+    filled = [column.fill if cell in _ABSENT else cell for cell in cells]
+    for row, cell in enumerate(filled, first):
+        if cell is None:
+            raise fault(path, "is empty, and no fill is declared", row=row, column=column.name)
     if column.range is not None:
         low, high = column.range
-        numbers = np.array([_number(path, column, cell, row) for row, cell in enumerate(cells, first)])
+        numbers = np.array([finite(path, column.name, cell, row) for row, cell in enumerate(filled, first)])
         scaled: Matrix = ((np.clip(numbers, low, high) - low) / (high - low)).astype(np.float32)
         return scaled[:, None]
     places = {name: place for place, name in enumerate(column.categories)}
-    ones = [_place(path, column, places, cell, row) for row, cell in enumerate(cells, first)]
     values = np.zeros((len(cells), column.width), np.float32)
-    values[np.arange(len(cells)), ones] = 1
+    for row, cell in enumerate(filled, first):
+        text = text_of(path, column.name, cell, row)
+        if text not in places and not column.other:
+            raise fault(path, f"{shown(text)} is not a declared category", row=row, column=column.name)
+        values[row - first, places.get(text, len(places))] = 1
     return values
-
-
-def _number(path: Path, column: Column, cell: object, row: int) -> float:
-    if cell in _ABSENT:
-        if column.fill is None:
-            raise fault(path, "is empty, and no fill is declared", row=row, column=column.name)
-        return float(column.fill)
-    return finite(path, column.name, cell, row)
 
 
 def finite(path: Path, column: str, cell: object, row: int) -> float:
@@ -285,17 +283,6 @@ def text_of(path: Path, column: str, cell: object, row: int) -> str:
     raise fault(path, f"{shown(cell)} is not a text or a whole number", row=row, column=column)
 
 
-def _place(path: Path, column: Column, places: dict[str, int], cell: object, row: int) -> int:
-    if cell in _ABSENT:
-        if column.fill is None:
-            raise fault(path, "is empty, and no fill is declared", row=row, column=column.name)
-        return places[str(column.fill)]
-    text = text_of(path, column.name, cell, row)
-    if text not in places and not column.other:
-        raise fault(path, f"{shown(text)} is not a declared category", row=row, column=column.name)
-    return places.get(text, len(places))
-
-
 def _labels(path: Path, schema: DataSchema, cells: Cells, first: int) -> npt.NDArray[np.float64]:
     """Return classes or real targets; both are exact in float64."""
     name = schema.label
@@ -315,13 +302,6 @@ def _labels(path: Path, schema: DataSchema, cells: Cells, first: int) -> npt.NDA
     return np.array(found, np.float64)
 
 
-def _groups(path: Path, name: str, cells: Cells, first: int) -> list[str]:
-    for row, cell in enumerate(cells, first):
-        if cell in _ABSENT:
-            raise fault(path, "is empty: every record needs a group", row=row, column=name)
-    return [text_of(path, name, cell, row) for row, cell in enumerate(cells, first)]
-
-
 def read_parquet(path: Path, schema: DataSchema) -> Samples:
     """Return the samples of a Parquet file; the columns are checked before any is read."""
     need("pyarrow", path, "parquet")
@@ -338,11 +318,14 @@ def read_parquet(path: Path, schema: DataSchema) -> Samples:
 def read_images(path: Path, schema: DataSchema) -> Samples:
     """Return the images under `path`, in the order of their paths, whatever order the classes are declared in."""
     need("PIL", path, "images")
+    from PIL import Image
+
     files = list(_files(path, schema))
     check_extent(path, len(files), schema.width)
     inputs = np.empty((len(files), schema.width), np.uint8)
     for row, (file, _) in enumerate(files):
-        inputs[row] = _read(file, schema)
+        with _decoding(file, "a readable image"), Image.open(file, formats=FORMATS) as image:
+            inputs[row] = pixels_of(image, schema, file)
     return Samples(inputs, np.array([label for _, label in files], np.int64))
 
 
@@ -357,13 +340,6 @@ def _files(path: Path, schema: DataSchema) -> Iterator[tuple[Path, int]]:
             if not file.is_file():  # a pipe would be waited for
                 raise fault(file, "is not a file; the folder of a class holds images alone")
             yield file, labels[folder.name]
-
-
-def _read(file: Path, schema: DataSchema) -> npt.NDArray[np.uint8]:
-    from PIL import Image
-
-    with _decoding(file, "a readable image"), Image.open(file, formats=FORMATS) as image:
-        return pixels_of(image, schema, file)
 
 
 def pixels_of(image: Any, schema: DataSchema, file: Path, row: int | None = None) -> npt.NDArray[np.uint8]:

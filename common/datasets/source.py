@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from common.datasets.dataset import Dataset, Samples
+from common.datasets.formats import NAMED
 from common.datasets.published import sha256_of
 from common.datasets.readers import is_saved, read_csv, read_images, read_npz, read_parquet, read_saved
 from common.datasets.schema import DataSchema, fault
 from common.errors import ConfigurationError
-from common.own_code import names_in
 
 FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
 DECLARED = (FILE, LOCAL)
@@ -34,16 +34,11 @@ def check_path(key: str, text: str) -> str:
     """Return a path that stays under the data directory: a peer may have named it."""
     path = PurePosixPath(text)
     parts = path.parts
-    if (
-        path.is_absolute()
-        or not parts
-        or ".." in parts
-        or "\\" in text
-        or ":" in text
-        or not text.isprintable()
-    ):
+    inside = not path.is_absolute() and parts and ".." not in parts
+    if not inside or "\\" in text or ":" in text or not text.isprintable():
         raise ConfigurationError(f"{key} = {text!r}: must be a path under the data directory, without '..'")
-    if parts[0].lower().removesuffix(".npz") in names_in("common.datasets.named"):
+    known = NAMED.get(parts[0].lower().removesuffix(".npz"))
+    if known is not None and known.in_data_dir:
         raise ConfigurationError(f"{key} = {text!r}: belongs to a known data set; use its name in data.set")
     return path.as_posix()
 
@@ -73,20 +68,14 @@ def load_files(source: FileSource, data_dir: Path) -> Dataset:
     The checksum is that of the training file's bytes, whatever is declared of them: another declaration must
     not open another account for the same records.
     """
-    train = _find("data.train_path", source.train, data_dir)
-    test = None if source.test is None else _find("data.test_path", source.test, data_dir)
+    path, schema = _find("data.train_path", source.train, data_dir), source.schema
+    test_path = None if source.test is None else _find("data.test_path", source.test, data_dir)
     if source.test is not None:
         refuse_one_file(source.train, source.test, data_dir)
-    schema = source.schema
-    return Dataset(
-        FILE,
-        schema.shape,
-        schema.classes,
-        read_samples(train, schema),
-        None if test is None else read_samples(test, schema),
-        bytes_checksum(train),
-        schema.target_range,
-    )
+    train = read_samples(path, schema)
+    test = None if test_path is None else read_samples(test_path, schema)
+    shape, classes, checksum = schema.shape, schema.classes, bytes_checksum(path)
+    return Dataset(FILE, shape, classes, train, test, checksum, schema.target_range)
 
 
 def _find(key: str, text: str, data_dir: Path) -> Path:
@@ -115,7 +104,12 @@ def bytes_checksum(path: Path) -> str:
         raise fault(path, f"cannot be read ({error.strerror})") from error
 
 
-Reader = Callable[[Path, DataSchema], Samples]
+_READERS: dict[tuple[str, str], Callable[[Path, DataSchema], Samples]] = {
+    (".npz", "array"): read_npz,
+    (".csv", "table"): read_csv,
+    (".parquet", "table"): read_parquet,
+    ("folder", "images"): read_images,
+}
 
 
 def read_samples(path: Path, schema: DataSchema) -> Samples:
@@ -123,24 +117,14 @@ def read_samples(path: Path, schema: DataSchema) -> Samples:
 
     Raise DataFaultError, which names file, row and column: print it here, and send it to nobody.
     """
-    return _reader(path, schema)(path, schema)
-
-
-def _reader(path: Path, schema: DataSchema) -> Reader:
     if not path.exists():
         raise fault(path, "does not exist")
     if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
         raise fault(path, "is neither a file nor a folder")
     if path.is_dir() and is_saved(path):
-        return read_saved
-    readers: dict[tuple[str, str], Reader] = {
-        (".npz", "array"): read_npz,
-        (".csv", "table"): read_csv,
-        (".parquet", "table"): read_parquet,
-        ("folder", "images"): read_images,
-    }
+        return read_saved(path, schema)
     suffix = "folder" if path.is_dir() else path.suffix.lower()
-    if (suffix, schema.kind) not in readers:
-        allowed = ", ".join(f"{kind}: {end}" for end, kind in readers)
+    if (suffix, schema.kind) not in _READERS:
+        allowed = ", ".join(f"{kind}: {end}" for end, kind in _READERS)
         raise fault(path, f'cannot be read with kind = "{schema.kind}"; allowed are {allowed}')
-    return readers[suffix, schema.kind]
+    return _READERS[suffix, schema.kind](path, schema)

@@ -13,6 +13,8 @@ from common.mechanism.guarantee import CLIP_MARGIN, LARGEST_BOUND, LEAST_BOUND, 
 from common.mechanism.part import Part, Port
 from common.quantities import ClippedGradient, Floats, PerSampleGradients
 
+BLOCK_FORMS = ("", "samples", "mean")
+
 
 class Clipping(Part):
     """What every clipping has. `clip` and `sensitivity_over_clip` have no default."""
@@ -24,10 +26,16 @@ class Clipping(Part):
         False  # each place of a batch moves the sum by C at most, whatever the rest
     )
     # How the vectorised engines may do it: scale each sample by `scaling`, or the mean to C at most; "": not at all.
+    # A class that redefines `clip` has the form that it states itself.
     block_form: ClassVar[Literal["", "samples", "mean"]] = ""
     opposed: ClassVar[bool] = (
         False  # an audit moves the mean the most where the other records pull against the canary
     )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "clip" in cls.__dict__ and "block_form" not in cls.__dict__:
+            cls.block_form = ""
 
     def clip(
         self, gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm
@@ -46,6 +54,17 @@ class Clipping(Part):
     def scaling(self, bounds: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64] | float, float]:
         """Return (least, s) of block_form = "samples": a sample is scaled by C/(max(‖g‖, least) + s)."""
         return bounds, 0.0
+
+
+class SampleClipping(Clipping):
+    """A clipping by which each place of a batch moves the sum by C at most."""
+
+    __slots__ = ()
+
+    bounds_each_sample: ClassVar[bool] = True
+
+    def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:
+        return move_of_samples(adjacency, places, batch_size)
 
 
 def check_bound(bound: float) -> None:

@@ -9,18 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from common.errors import ConfigurationError
-from common.mechanism.clipping import CLIPPINGS, Clipping
+from common.mechanism.clipping import BLOCK_FORMS, CLIPPINGS, Clipping
 from common.mechanism.clippings.per_sample import PerSample
-from common.mechanism.guarantee import MOST_STEPS, Adjacency, Guarantee, Scope
+from common.mechanism.guarantee import MOST_STEPS, Adjacency, Guarantee, Scope, in_the_clear
 from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
-from common.mechanism.part import option_names
 from common.mechanism.sampler import NONE, SAMPLERS, Amplification, Sampler
 from common.mechanism.samplers.poisson import Poisson
 from common.mechanism.work.single_step import SingleStep
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
 from common.options import Value
+from common.own_code import asking
 
+_Parts = tuple[Sampler, Clipping, LocalWork]
 NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"
 _SAMPLER, _CLIPPING, _WORK = Poisson(), PerSample(), SingleStep()  # where nothing is said
 
@@ -43,13 +44,13 @@ class Mechanism:
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size = {self.batch_size}: must be at least 1")
         parts = (self.sampler, self.clipping, self.work)
-        every = tuple(value for part in parts for value in part.every_option)
-        object.__setattr__(self, "steps", _checked_releases(*parts, self.batch_size, every))
-        if (
-            self.law is not None
-            and self.amplification.largest is not None
-            and not self.clipping.bounds_each_sample
-        ):
+        every = tuple(value for part in parts for value in part.option_values.values())
+        object.__setattr__(self, "steps", _checked_releases(parts, self.batch_size, every))
+        if self.law is None:
+            return
+        for adjacency in Adjacency:
+            self.guarantee(adjacency)
+        if self.amplification.largest is not None and not self.clipping.bounds_each_sample:
             allowed = [name for name in CLIPPINGS.names if CLIPPINGS.describe(name).made.bounds_each_sample]
             raise ConfigurationError(
                 f"privacy.clipping = {self.clipping.name!r}: with data.sampler = {self.sampler.name!r} allowed are"
@@ -67,16 +68,17 @@ class Mechanism:
         return self.clipping.sensitivity_over_clip(adjacency, places, self.batch_size)
 
     def guarantee(self, adjacency: Adjacency) -> Guarantee:
-        """State what one release guarantees, before amplification and composition."""
+        """State what one release guarantees, before amplification; nothing where a part is in the clear."""
         if self.law is None:
             return Guarantee(adjacency, reason=NO_NOISE)
-        stated = self.law.guarantee(self, adjacency)
+        with asking(f"privacy.noise = {self.law.name!r}: states no guarantee"):
+            stated = self.law.guarantee(self, adjacency)
         if not isinstance(stated, Guarantee) or stated.adjacency is not adjacency:
             raise ConfigurationError(
                 f"privacy.noise = {self.law.name!r}: guarantee = {stated!r:.200}: must be a Guarantee for"
                 f" {adjacency.value} adjacency"
             )
-        return stated
+        return in_the_clear(adjacency) if stated.is_private and self.scope is not Scope.ALL else stated
 
     def fields(self) -> dict[str, Any]:
         """Return what its cost depends on as plain values, for a ledger or a line of JSON.
@@ -103,8 +105,8 @@ class Mechanism:
         sampler: Sampler = SAMPLERS.make_from(fields["sampling"], given)
         clipping: Clipping = CLIPPINGS.make_from(fields["clipping"], given)
         work: LocalWork = LOCAL_WORK.make_from(fields.get("work") or named_work(given), given)
-        known = {name for part in (sampler, clipping, work) for name in option_names(part)}
-        if others := sorted(given.keys() - known):
+        known = [*sampler.option_values, *clipping.option_values, *work.option_values]
+        if others := sorted(given.keys() - set(known)):
             raise ConfigurationError(f"{', '.join(others)}: no option of this mechanism's parts")
         law = None if fields["noise"] is None else noise_law(fields["noise"], fields["parameters"])
         return cls(law, fields["batch_size"], sampler, clipping, work, Scope(fields["scope"]))
@@ -118,26 +120,25 @@ class Mechanism:
 _KEYS = {"noise", "parameters", "clipping", "scope", "sampling", "batch_size", "shard_size", "work"}
 
 
+_COSTS = (
+    *("data.sampler: places", "data.sampler: amplification", "data.sampler: by_epoch"),
+    *("local.work: releases", "privacy.clipping: sensitivity_over_clip"),
+)
+
+
 @functools.lru_cache(maxsize=256)
-def _checked_releases(
-    sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int, every_option: tuple[Value, ...]
-) -> int:
+def _checked_releases(parts: _Parts, batch_size: int, every_option: tuple[Value, ...]) -> int:
     """Return E; raise ConfigurationError where a part does not state its cost as a number that an accountant can use.
 
     A neutral option has no part in a ledger and in the equality of parts, so `every_option` is part of the key: the
     cost must be the same without it, and the same each time that it is asked for.
     """
     del every_option
-    _check_parts(sampler, clipping, work, batch_size)
-    costs = [
-        _costs(*parts, batch_size)
-        for parts in (
-            (sampler, clipping, work),
-            (sampler, clipping, work),
-            _without_neutral(sampler, clipping, work),
-        )
-    ]
-    for key, *stated in zip(_COSTS, *costs, strict=True):
+    sampler, clipping, work = parts
+    as_kept = sampler.without_neutral(), clipping.without_neutral(), work.without_neutral()
+    for key, *stated in zip(
+        _COSTS, *(_costs(*asked, batch_size) for asked in (parts, parts, as_kept)), strict=True
+    ):
         if any(value != stated[0] for value in stated):
             raise ConfigurationError(
                 f"{key}: {' and '.join(str(value) for value in dict.fromkeys(stated))} are stated for the same part; a"
@@ -146,30 +147,16 @@ def _checked_releases(
     return work.releases()
 
 
-_COSTS = (
-    *("data.sampler: places", "data.sampler: amplification", "data.sampler: by_epoch"),
-    *("local.work: releases", "privacy.clipping: sensitivity_over_clip"),
-)
-
-
 def _costs(sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int) -> tuple[object, ...]:
-    places = sampler.places(batch_size)
-    moves = tuple(clipping.sensitivity_over_clip(adjacency, places, batch_size) for adjacency in Adjacency)
-    return places, sampler.amplification(), sampler.by_epoch, work.releases(), moves
-
-
-def _without_neutral(
-    sampler: Sampler, clipping: Clipping, work: LocalWork
-) -> tuple[Sampler, Clipping, LocalWork]:
-    return sampler.without_neutral(), clipping.without_neutral(), work.without_neutral()
-
-
-def _check_parts(sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int) -> None:
-    sampler.check(batch_size)
-    key, places = f"data.sampler = {sampler.name!r}", sampler.places(batch_size)
-    if type(places) is not int or places < 1:
-        raise ConfigurationError(f"{key}: places = {places!r}: must be a whole number, at least 1")
-    amplification = sampler.amplification()
+    """Return what the parts state, in the order of _COSTS, each checked."""
+    key = f"data.sampler = {sampler.name!r}"
+    with asking(f"{key}: does not state its cost"):
+        sampler.check(batch_size)
+        places, amplification = sampler.places(batch_size), sampler.amplification()
+        least = sampler.least_records(batch_size)
+    for name, number in (("places", places), ("least_records", least)):
+        if type(number) is not int or number < 1:
+            raise ConfigurationError(f"{key}: {name} = {number!r}: must be a whole number, at least 1")
     if not isinstance(amplification, Amplification):
         raise ConfigurationError(
             f"{key}: amplification = {amplification!r}: must be one that the accountant knows: NONE, POISSON or"
@@ -179,20 +166,31 @@ def _check_parts(sampler: Sampler, clipping: Clipping, work: LocalWork, batch_si
         raise ConfigurationError(
             f"{key}: amplification is known where a record fills one place of any batch alone; state NONE"
         )
-    steps = work.releases()
+    key = f"local.work = {work.name!r}"
+    with asking(f"{key}: does not state its cost"):
+        steps = work.releases()
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
         raise ConfigurationError(
-            f"local.work = {work.name!r}: releases = {steps!r}: must be a whole number from 1 to {MOST_STEPS}"
+            f"{key}: releases = {steps!r}: must be a whole number from 1 to {MOST_STEPS}"
         )
-    for adjacency in Adjacency:
-        move = clipping.sensitivity_over_clip(adjacency, places, batch_size)
+    key = f"privacy.clipping = {clipping.name!r}"
+    with asking(f"{key}: does not state its cost"):
+        moves = tuple(
+            clipping.sensitivity_over_clip(adjacency, places, batch_size) for adjacency in Adjacency
+        )
+    for move, adjacency in zip(moves, Adjacency, strict=True):
         if not isinstance(move, float) or not 0 < move < math.inf:
             raise ConfigurationError(
-                f"privacy.clipping = {clipping.name!r}: sensitivity_over_clip = {move!r} ({adjacency.value}): must be a"
-                " finite number greater than 0"
+                f"{key}: sensitivity_over_clip = {move!r} ({adjacency.value}): must be a finite number greater than 0"
             )
-    names = [name for part in (sampler, clipping, work) for name in option_names(part)]
+    if clipping.block_form not in BLOCK_FORMS or clipping.extra not in (0, 1):
+        raise ConfigurationError(
+            f"{key}: block_form = {clipping.block_form!r}, extra = {clipping.extra!r}: must be one of"
+            f" {', '.join(map(repr, BLOCK_FORMS))}, and 0 or 1"
+        )
+    names = [*sampler.option_values, *clipping.option_values, *work.option_values]
     if len(names) != len(set(names)):
         raise ConfigurationError(
-            f"{key}: its options, those of the clipping and of the work share a name: {names}"
+            f"data.sampler = {sampler.name!r}: its options, those of the clipping and of the work share a name: {names}"
         )
+    return places, amplification, sampler.by_epoch, steps, moves

@@ -1,37 +1,24 @@
-"""What samplers, clippings and kinds of local work have in common, and where they are found by name.
+"""What the parts of a release mechanism have in common, and the ports by which they are found by name.
 
-A part of a release mechanism is a frozen dataclass whose fields are its options. It states what it costs; a class that
-leaves a statement out is refused when a scenario names it. Those of this package stand in one file each, any other
-class is named by "package.module:Class".
+A part is a frozen dataclass whose fields are its options. It states what it costs; a class that leaves a statement out
+is refused when a scenario names it. Built-in parts have a file each, others are named by "package.module:Class".
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
-from common.errors import ConfigurationError, MapaError
-from common.options import Option, Value, options_of, resolved
-from common.own_code import Catalogue
+import numpy as np
 
-# Keys that stand beside options: in [data], [privacy] and [local], and in the record of a release.
-_TAKEN = frozenset(
-    (
-        *(
-            "sampler",
-            "clipping",
-            "work",
-            "noise",
-            "parameters",
-            "scope",
-            "sampling",
-            "batch_size",
-            "shard_size",
-        ),
-        *("set", "schema", "partition", "holdout", "releases", "pace", "epsilon", "noise_multiplier"),
-    )
+from common.errors import ConfigurationError, LocalProtocolError
+from common.options import Value, options_of, resolved
+from common.own_code import Catalogue, Description, about
+
+# Keys beside a part's options in the record of a release (`Mechanism.fields`).
+_RECORDED = frozenset(
+    ("noise", "parameters", "clipping", "scope", "sampling", "sampler", "work", "batch_size", "shard_size")
 )
 
 
@@ -48,87 +35,71 @@ class Part:
             cls.name = f"{cls.__module__}:{cls.__qualname__}"
 
     @property
-    def charged_options(self) -> dict[str, Value]:
-        """The options that the cost may depend on, by name, where they differ from their default."""
-        given = ((field, getattr(self, field.name)) for field in _option_fields(self) if field.compare)
-        return {field.name: value for field, value in given if value != field.default}
+    def option_values(self) -> dict[str, Value]:
+        """Every option by name."""
+        return {field.name: getattr(self, field.name) for field in option_fields(self)}
 
     @property
-    def every_option(self) -> tuple[Value, ...]:
-        """The values of all options, those included that the cost does not depend on."""
-        return tuple(getattr(self, field.name) for field in _option_fields(self))
+    def charged_options(self) -> dict[str, Value]:
+        """The options that the cost may depend on, by name, where they differ from their default."""
+        charged = {field.name: field.default for field in option_fields(self) if field.compare}
+        return {key: v for key, v in self.option_values.items() if key in charged and v != charged[key]}
 
     def without_neutral(self) -> Self:
         """Return it with every neutral option at its default, as a ledger that is read again has it."""
-        neutral = {
-            field.name: field.default
-            for field in _option_fields(self)
-            if not field.compare and field.default is not dataclasses.MISSING
-        }
+        neutral = {field.name: field.default for field in option_fields(self) if not field.compare}
         return dataclasses.replace(self, **neutral) if neutral else self  # type: ignore[type-var]
 
 
-def _option_fields(part: Part) -> list[dataclasses.Field[Any]]:
+def option_fields(part: Part) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a part that are options."""
     return [field for field in dataclasses.fields(part) if "option" in field.metadata]  # type: ignore[arg-type]
 
 
-def option_names(part: Part) -> list[str]:
-    """Return the names of a part's options."""
-    return [field.name for field in _option_fields(part)]
+def check_vector(part: Part, key: str, made: object, dimension: int, *, finite: bool = True) -> None:
+    """Raise LocalProtocolError where a part makes anything but this many finite floats."""
+    right = isinstance(made, np.ndarray) and made.shape == (dimension,) and made.dtype.kind == "f"
+    if not right or (finite and not np.isfinite(made).all()):  # type: ignore[call-overload]
+        raise LocalProtocolError(
+            f"{key} = {part.name!r}: made {made!r:.80}: must be one array of {dimension} finite floats"
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class PartDescription:
+class PartDescription(Description):
     """What a part says of itself."""
 
-    name: str
-    about: str
-    options: tuple[Option, ...]
-    made: type[Any]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its options."""
-        return tuple(option.name for option in self.options)
+    __slots__ = ()
 
     def make(self, given: Mapping[str, Any], key: str) -> Any:
         """Return the part with these options, checked; `key` is the configuration key that names the part."""
-        table = key.partition(".")[0]
-        values = resolved(self.options, given, table, f"{key} = {self.name!r}")
-        try:
-            return self.made(**values)
-        except MapaError:
-            raise
-        except Exception as error:  # another's class may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"{key} = {self.name!r}: cannot be made ({reason})") from error
+        who = f"{key} = {self.name!r}"
+        if others := sorted(given.keys() - set(self.names)):
+            allowed = ", ".join(self.names) or "none"
+            raise ConfigurationError(f"{who}: has no option {others[0]!r}; its options are: {allowed}")
+        return self.make_of(resolved(self.options, given, key.rpartition(".")[0], who), key)
 
 
 class Port:
     """One kind of part: the key that names it, and the statements that every class must make itself."""
 
-    def __init__(self, base: type[Part], key: str, home: str, stated: tuple[str, ...]) -> None:
+    def __init__(
+        self, base: type[Part], key: str, home: str, stated: tuple[str, ...], besides: Collection[str] = ()
+    ) -> None:
         self.base, self.key, self.stated = base, key, stated
-        self._catalogue = Catalogue(home, "PART", self._described)
+        self._catalogue = Catalogue(home, "PART", self.description_of, besides)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of those that come with mapa."""
         return self._catalogue.names
 
-    def describe(self, name: str) -> PartDescription:
+    def describe(self, name: str, key: str = "") -> PartDescription:
         """Return what a part says of itself; ConfigurationError where there is none, or it states too little."""
-        return self._catalogue.describe(name, self.key)
+        return self._catalogue.describe(name, key or self.key)
 
     def make(self, name: str, given: Mapping[str, Any]) -> Any:
         """Return the part called `name` with these options and no others."""
-        described = self.describe(name)
-        for other in given.keys() - set(described.names):
-            allowed = ", ".join(described.names) or "none"
-            raise ConfigurationError(
-                f"{self.key} = {name!r}: has no option {other!r}; its options are: {allowed}"
-            )
-        return described.make(given, self.key)
+        return self.describe(name).make(given, self.key)
 
     def make_from(self, name: str, table: Mapping[str, Any]) -> Any:
         """Return the part called `name` with what a table has of its options; other keys are no business of it."""
@@ -137,7 +108,8 @@ class Port:
             {key: table[key] for key in described.names if table.get(key) is not None}, self.key
         )
 
-    def _described(self, name: str, made: Any, key: str) -> PartDescription:
+    def description_of(self, name: str, made: Any, key: str) -> PartDescription:
+        """Check that a class has what the port asks for."""
         key, base = f"{key} = {name!r}", self.base
         if not isinstance(made, type) or not issubclass(made, base):
             raise ConfigurationError(f"{key}: must be a subclass of {base.__module__}:{base.__name__}")
@@ -147,14 +119,12 @@ class Port:
             raise ConfigurationError(
                 f"{key}: its own name is {made.name!r}; records and ledgers could not find it again by that"
             )
-        lacking = [method for method in self.stated if getattr(made, method) is getattr(base, method)]
-        if lacking:
+        if lacking := [one for one in self.stated if getattr(made, one) is getattr(base, one)]:
             raise ConfigurationError(
                 f"{key}: the class does not state {', '.join(lacking)}; define it, see docs/your-own-mechanism.md"
             )
         options = options_of(made, key)
         for option in options:
-            if option.name in _TAKEN:
+            if option.name in _RECORDED:
                 raise ConfigurationError(f"{key}: option {option.name!r}: the name is taken; choose another")
-        about = (made.__doc__ or "").strip().partition("\n")[0]
-        return PartDescription(name, about, options, made)
+        return PartDescription(name, about(made), options, made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -42,6 +41,11 @@ class Sampler(Part):
     __slots__ = ()
 
     by_epoch: ClassVar[bool] = False  # batches of an epoch are disjoint, so an epoch begun is charged once
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "draw" in cls.__dict__ and "draw_block" not in cls.__dict__:
+            setattr(cls, "draw_block", Sampler.draw_block)  # noqa: B010 - another sampler's batches otherwise
 
     def draw(self, streams: CounterStreams, edge: int, n: int, shard_size: int, batch_size: int) -> Indices:
         """Return positions in the shard of edge k's n-th batch, n from 1: a function of streams, k and n alone."""
@@ -86,7 +90,7 @@ class Sampler(Part):
 
 
 def check_draw(sampler: Sampler, drawn: object, shard_size: int, batch_size: int) -> None:
-    """Raise LocalProtocolError where a sampler of one's own draws what its statement does not cover."""
+    """Raise LocalProtocolError where a user's sampler draws what its statement does not cover."""
     if isinstance(drawn, np.ndarray) and drawn.ndim == 1 and drawn.dtype.kind in "iu":
         if drawn.size == 0:
             return
@@ -97,13 +101,6 @@ def check_draw(sampler: Sampler, drawn: object, shard_size: int, batch_size: int
         f"data.sampler = {sampler.name!r}: drew {drawn!r:.80}: must be whole numbers from 0 to {shard_size - 1}, one"
         f" array, each at most {sampler.places(batch_size)} times"
     )
-
-
-def poisson_rows(batch_size: int, nats: float) -> float:
-    """Return what a binomial of mean b exceeds with a probability of at most e^-nats."""
-    # Bernstein: it exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
-    third = nats / 3
-    return batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
 
 
 SAMPLERS = Port(

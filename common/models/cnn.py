@@ -7,7 +7,6 @@ there with what the layer had seen. That costs less than a plain batch gradient 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +18,17 @@ from torch.nn import functional
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, Metric
-from common.models.gradients import RowGradients
-from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
+from common.models.gradients import RowGradients, even_parts
+from common.models.model import (
+    Features,
+    Images,
+    Labels,
+    Targets,
+    cannot_take,
+    check_inputs,
+    check_labels,
+    layout,
+)
 from common.quantities import Vector
 
 _KERNEL = 5
@@ -71,10 +79,7 @@ class Cnn:
         return x
 
     def features(self, images: Images) -> Features:
-        if images.shape[1:] != (math.prod(self.shape),):
-            raise ConfigurationError(
-                f"images of {images.shape[1:]} pixels: {self.name} was made for {self.shape}"
-            )
+        check_inputs(images, self.name, self.shape)
         return images.astype(np.float32, copy=False).reshape(-1, 1, *self.shape)
 
     def targets(self, labels: Labels) -> Targets:
@@ -95,7 +100,8 @@ class Cnn:
         parameters = self._parameters(x)
         loss, right = 0.0, 0
         with torch.inference_mode():
-            for chunk in _chunks(len(targets)):
+            for start in range(0, len(targets), _CHUNK):
+                chunk = slice(start, start + _CHUNK)
                 labels = _tensor(targets[chunk])
                 *_, scores = self._forward(parameters, _tensor(features[chunk]))
                 losses = functional.cross_entropy(scores, labels, reduction="none")
@@ -160,10 +166,6 @@ def _padding(shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
     return 2, (padded[0], padded[1])
 
 
-def _chunks(count: int) -> list[slice]:
-    return [slice(start, start + _CHUNK) for start in range(0, count, _CHUNK)]
-
-
 def _parts(count: int) -> Iterator[slice]:
     """Cut every chunk evenly into parts of at most _PART.
 
@@ -171,11 +173,9 @@ def _parts(count: int) -> Iterator[slice]:
     holes: 100 MB after 300 batches of 256. Even parts need few, small sizes, and none is so small (below 4)
     that oneDNN would round it otherwise than its whole chunk.
     """
-    for chunk in _chunks(count):
-        size = min(chunk.stop, count) - chunk.start
-        cuts = -(-size // _PART)
-        ends = [chunk.start + size * cut // cuts for cut in range(cuts + 1)]
-        yield from (slice(start, stop) for start, stop in itertools.pairwise(ends))
+    for start in range(0, count, _CHUNK):
+        for part in even_parts(min(_CHUNK, count - start), _PART):
+            yield slice(start + part.start, start + part.stop)
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -8,6 +8,7 @@ one row is treated never depends on another row: their rounding must not tell of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -74,6 +75,13 @@ def summed(d: Matrix, x: Matrix) -> Total:
 def _blocks(rows: Indices) -> Iterator[Indices]:
     """Cut chosen rows into parts of which copies in float64 take little memory."""
     return (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+
+
+def even_parts(count: int, most: int) -> Iterator[slice]:
+    """Cut `count` samples into as few parts of at most `most` as there can be, as even as they can be."""
+    cuts = -(-count // most)
+    ends = [count * cut // max(cuts, 1) for cut in range(cuts + 1)]
+    yield from (slice(start, stop) for start, stop in itertools.pairwise(ends))
 
 
 def _exact(vectors: Matrix) -> npt.NDArray[np.float64]:

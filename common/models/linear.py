@@ -15,7 +15,16 @@ import numpy.typing as npt
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, LOSS, RMSE, Metric
 from common.models.gradients import OuterGradients
-from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
+from common.models.model import (
+    Features,
+    Images,
+    Labels,
+    Targets,
+    cannot_take,
+    check_inputs,
+    check_labels,
+    layout,
+)
 from common.quantities import Vector
 
 Scores = npt.NDArray[np.float32]  # … × b × c
@@ -61,18 +70,11 @@ class LinearModel(ABC):
     def score_gradient(self, scores: Scores, targets: Targets) -> Scores:
         """Return D = dloss/dscore of each sample, in an array of its own."""
 
-    @abstractmethod
-    def correct(self, scores: Scores, targets: Targets) -> npt.NDArray[np.bool_]:
-        """Say of each sample whether it is classified rightly."""
-
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002 - x₁ = 0 draws nothing
         return np.zeros(self.dimension, np.float32)
 
     def features(self, images: Images) -> Features:
-        if images.shape[1:] != (self.inputs - 1,):
-            raise ConfigurationError(
-                f"inputs of {images.shape[1:]} values: {self.name} was made for {self.inputs - 1}"
-            )
+        check_inputs(images, self.name, (self.inputs - 1,))
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, :-1] = images
         features[:, -1] = 1
@@ -87,14 +89,21 @@ class LinearModel(ABC):
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
         if not len(targets):
-            return {"accuracy": math.nan, "loss": math.nan}
+            return {metric.name: math.nan for metric in self.metrics}
         loss, right = 0.0, 0
         for start in range(0, len(targets), _CHUNK):
             rows = slice(start, start + _CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
             right += int(np.count_nonzero(self.correct(scores, targets[rows])))
-        return {"accuracy": right / len(targets), "loss": loss / len(targets)}
+        return self.measured(loss / len(targets), right / len(targets))
+
+    def correct(self, scores: Scores, targets: Targets) -> npt.NDArray[np.bool_]:  # noqa: ARG002
+        """Return which samples are classified rightly; a real target never is."""
+        return np.zeros(targets.shape, np.bool_)
+
+    def measured(self, loss: float, accuracy: float) -> dict[str, float]:
+        return {"accuracy": accuracy, "loss": loss}
 
 
 class TwoWayModel(LinearModel):
@@ -248,16 +257,5 @@ class LeastSquares(LinearModel):
         slopes: Scores = scores - targets.astype(np.float32, copy=False)[..., None]
         return slopes
 
-    def correct(self, scores: Scores, targets: Targets) -> npt.NDArray[np.bool_]:
-        raise NotImplementedError("a real target is never right or wrong")
-
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
-        if not len(targets):
-            return {"rmse": math.nan, "loss": math.nan}
-        loss = 0.0
-        for start in range(0, len(targets), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            scores = self.scores(x, features[rows])
-            loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
-        loss /= len(targets)
+    def measured(self, loss: float, accuracy: float) -> dict[str, float]:  # noqa: ARG002
         return {"rmse": self._half * math.sqrt(2 * loss), "loss": loss}

@@ -56,6 +56,12 @@ def cannot_take(name: str, shape: tuple[int, ...], classes: int, takes: str) -> 
     )
 
 
+def check_inputs(inputs: Inputs, name: str, shape: tuple[int, ...]) -> None:
+    """Refuse inputs of another size than a model was made for."""
+    if inputs.shape[1:] != (math.prod(shape),):
+        raise ConfigurationError(f"inputs of {inputs.shape[1:]} values: {name} was made for {shape}")
+
+
 def check_labels(labels: Labels, classes: int) -> npt.NDArray[np.int64]:
     """Return labels as they are where all lie in 0 … classes − 1: a wrong one would index another row."""
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""Models by name, and any of them with room for a count."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
-from common.models.linear import LeastSquares, LogisticRegression, Softmax, Svm
-from common.models.model import Model
+from common.models.linear import LeastSquares, LinearModel, LogisticRegression, Softmax, Svm
+from common.models.model import Block, Features, Images, Labels, Model, Targets, feature_length
 from common.models.scattering_softmax import ScatteringSoftmax
 from common.own_code import import_dotted, is_dotted
+from common.quantities import Floats, PerSampleGradients, Vector
 
 _LINEAR: dict[str, Callable[..., Any]] = {
     m.name: m for m in (LogisticRegression, Svm, Softmax, LeastSquares, ScatteringSoftmax)
@@ -39,9 +43,9 @@ def make_model(
     this party's own directory: no option, and so no welcome, may say another.
     """
     make = model_class(name)
-    _check_options(name, make, options)
+    given = _given(name, make, options, {"target_range": target_range, "data_dir": data_dir})
     try:
-        model = make(shape=shape, classes=classes, **options, **_told(make, target_range, data_dir))
+        model = make(shape=shape, classes=classes, **given)
     except ConfigurationError as error:
         if not is_dotted(name) or str(error).startswith("model."):
             raise
@@ -63,7 +67,13 @@ def model_class(name: str) -> Callable[..., Any]:
     if name in _LINEAR:
         return _LINEAR[name]
     if name == "cnn":
-        return _cnn()
+        try:
+            from common.models.cnn import Cnn  # torch costs a second and 200 MB: only who asks pays
+        except ImportError as error:
+            raise ConfigurationError(
+                f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]', or the image mapa-edge-cnn"
+            ) from error
+        return Cnn
     if not is_dotted(name):
         raise ConfigurationError(
             f'model.name = {name!r}: allowed are {", ".join(MODELS)} or a dotted path "package.module:Class"'
@@ -83,37 +93,18 @@ def model_class(name: str) -> Callable[..., Any]:
     return make
 
 
-def _cnn() -> Callable[..., Any]:
-    try:
-        from common.models.cnn import Cnn  # torch costs a second and 200 MB: only who asks pays
-    except ImportError as error:
-        raise ConfigurationError(
-            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]', or the image mapa-edge-cnn"
-        ) from error
-    return Cnn
-
-
-def _told(make: Callable[..., Any], target_range: object, data_dir: Path | None) -> dict[str, object]:
-    """Return what a class asks for by its signature, beside shape, classes and its options."""
+def _given(
+    name: str, make: Callable[..., Any], options: Mapping[str, object], told: Mapping[str, object]
+) -> dict[str, object]:
+    """Return a class's options and what else it asks for by its signature; refuse an unknown or missing option."""
     try:
         parameters = inspect.signature(make).parameters
-    except ValueError:
-        return {}
-    told = {"target_range": target_range, "data_dir": data_dir}
-    return {key: value for key, value in told.items() if key in parameters}
-
-
-def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, object]) -> None:
-    """Refuse an option that the class does not take, or the lack of one that it needs."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
     except ValueError:  # a class in C may not tell; making it will
-        return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    own = {key: p for key, p in named.items() if key not in _GIVEN}
-    for key, value in options.items():
+        return dict(options)
+    kinds = {parameter.kind for parameter in parameters.values()}
+    taken = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = {key: p for key, p in parameters.items() if p.kind in taken and key not in _GIVEN}
+    for key, value in () if inspect.Parameter.VAR_KEYWORD in kinds else options.items():
         if key not in own:
             allowed = ", ".join(own) or "none"
             raise ConfigurationError(
@@ -122,3 +113,71 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, ob
     for key, parameter in own.items():
         if parameter.default is parameter.empty and key not in options:
             raise ConfigurationError(f"model.options.{key} is missing: model {name!r} needs it")
+    return {**options, **{key: value for key, value in told.items() if key in parameters}}
+
+
+# -- a model with room for a count --------------------------------------------------------------------------
+
+# A model with one coordinate more, in which the edges of a run count how many samples are not clipped. Count and
+# gradient are one vector, clipped and noised as one, so they are charged as one release. The coordinate belongs to x,
+# too, and stays 0 there: messages, logs and checkpoints need not know of it.
+COUNT = "clipping-count"  # name of the coordinate's block
+
+
+class CountedGradients:
+    """The gradients of a batch, with room for the count: their sums have a 0 at the end."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: PerSampleGradients) -> None:
+        self._inner = inner
+
+    def norms(self) -> Floats:
+        return self._inner.norms()
+
+    def l1_norms(self) -> Floats:
+        return self._inner.l1_norms()
+
+    def nulled(self, rows: npt.NDArray[np.bool_]) -> CountedGradients:
+        return CountedGradients(self._inner.nulled(rows))
+
+    def weighted_sum(self, weights: Floats | None) -> Floats:
+        total = self._inner.weighted_sum(weights)
+        with_room = np.zeros(total.size + 1, total.dtype)
+        with_room[:-1] = total
+        return with_room
+
+
+class Counted:
+    """Another model, unchanged, and one coordinate after its last."""
+
+    def __init__(self, inner: Model) -> None:
+        self._inner = inner
+        self.name = inner.name
+        self.dimension = inner.dimension + 1
+        self.layout = (*inner.layout, Block(COUNT, (1,), inner.dimension))
+        self.first_layer = inner.first_layer
+        self.metrics = inner.metrics
+        self.feature_length = feature_length(inner)
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        return np.append(self._inner.initial(rng), np.float32(0))
+
+    def features(self, images: Images) -> Features:
+        return self._inner.features(images)
+
+    def targets(self, labels: Labels) -> Targets:
+        return self._inner.targets(labels)
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
+        return CountedGradients(self._inner.gradients(x[:-1], features, targets))
+
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> Mapping[str, float]:
+        return self._inner.evaluate(x[:-1], features, targets)
+
+    def batch_bytes(self, batch: int) -> int:
+        """Return what the gradients of a batch take, as the model itself says it (edge/joining.py)."""
+        stated = getattr(self._inner, "batch_bytes", None)
+        if stated is not None:
+            return int(stated(batch))
+        return 0 if isinstance(self._inner, LinearModel) else batch * 4 * self._inner.dimension

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.models.landmarks import LANDMARKS, draw_landmarks
 from common.models.linear import Softmax
-from common.models.model import Features, Images, cannot_take
+from common.models.model import Features, Images, cannot_take, check_inputs
 from common.models.scattering import CHANNELS, SCALES, STRIDE, Scattering, group_normalised, mirrored
 
 VERSION = 1  # of the transform: a change of any feature of any image needs another one
@@ -59,23 +59,21 @@ class Seeing:
     colour: str | None  # None: grey
 
     def __post_init__(self) -> None:
-        if type(self.landmarks) is not int or not 0 <= self.landmarks <= MOST_LANDMARKS:
-            raise _wrong("landmarks", self.landmarks, f"from 0 to {MOST_LANDMARKS}")
-        if type(self.landmarks_of) is not str or self.landmarks_of not in LANDMARKS:
-            raise _wrong("landmarks_of", self.landmarks_of, f"one of {', '.join(map(repr, LANDMARKS))}")
-        if type(self.mirror) is not bool:
-            raise _wrong("mirror", self.mirror, "true or false")
-        if self.mirror and not self.landmarks:
-            raise _wrong("mirror", self.mirror, "false with model.options.landmarks = 0")
-        if self.colour is not None and self.colour not in COLOURS:
-            raise _wrong("colour", self.colour, f"one of {', '.join(map(repr, COLOURS))}")
-        if self.colour is not None and len(self.shape) == 2:
-            raise _wrong("colour", self.colour, f"absent with grey images of {self.shape}")
-        if self.landmarks and LANDMARKS[self.landmarks_of].planes != self.planes:
-            allowed = [repr(name) for name, one in LANDMARKS.items() if one.planes == self.planes]
-            raise _wrong(
-                "landmarks_of", self.landmarks_of, f"{' or '.join(allowed)} with images of {self.shape}"
-            )
+        number, of, mirror, colour = self.landmarks, self.landmarks_of, self.mirror, self.colour
+        in_range = type(number) is int and 0 <= number <= MOST_LANDMARKS
+        _require(in_range, "landmarks", number, f"from 0 to {MOST_LANDMARKS}")
+        known = type(of) is str and of in LANDMARKS
+        _require(known, "landmarks_of", of, f"one of {', '.join(map(repr, LANDMARKS))}")
+        _require(type(mirror) is bool, "mirror", mirror, "true or false")
+        _require(bool(number) or not mirror, "mirror", mirror, "false with model.options.landmarks = 0")
+        _require(
+            colour is None or colour in COLOURS, "colour", colour, f"one of {', '.join(map(repr, COLOURS))}"
+        )
+        coloured = len(self.shape) == 3
+        _require(colour is None or coloured, "colour", colour, f"absent with grey images of {self.shape}")
+        fitting = [name for name, one in LANDMARKS.items() if one.planes == self.planes]
+        wanted = f"{' or '.join(map(repr, fitting))} with images of {self.shape}"
+        _require(not number or of in fitting, "landmarks_of", of, wanted)
         needed = self.view_bytes
         if needed > LARGEST_VIEW:
             height, width = self.sides
@@ -118,11 +116,6 @@ class Seeing:
         powers = 4 * kept + 32 * self.landmarks
         return self.landmarks * (4 * kept + max(product, powers))
 
-    @property
-    def key(self) -> str:
-        """What the features of an image follow from, beside the image."""
-        return repr(self)
-
 
 def seen(images: Images, seeing: Seeing, scattering: Scattering) -> Iterator[tuple[slice, Matrix]]:
     """Yield rows and their φ, normalised group by group and folded where the mirror counts, a chunk at a time."""
@@ -153,7 +146,10 @@ def view(seeing: Seeing) -> tuple[Matrix, Matrix]:
     S has a landmark in each row. A power of a symmetric matrix is unique, which its eigenvectors are not:
     every party gets the same features.
     """
-    landmarks = _scattered(seeing)
+    drawn = draw_landmarks(seeing.landmarks_of, seeing.landmarks, seeing.sides).reshape(seeing.landmarks, -1)
+    landmarks = np.empty((seeing.landmarks, seeing.kept), np.float32)
+    for rows, found in seen(drawn, seeing, Scattering(seeing.sides)):
+        landmarks[rows] = found
     centre = landmarks.mean(axis=0)
     landmarks -= centre
     eigenvalues, vectors = np.linalg.eigh(_products(landmarks))
@@ -162,23 +158,12 @@ def view(seeing: Seeing) -> tuple[Matrix, Matrix]:
     return centre, likeness
 
 
-def _scattered(seeing: Seeing) -> Matrix:
-    """Return S, before its mean is taken off."""
-    drawn = draw_landmarks(seeing.landmarks_of, seeing.landmarks, seeing.sides).reshape(seeing.landmarks, -1)
-    landmarks = np.empty((seeing.landmarks, seeing.kept), np.float32)
-    for rows, found in seen(drawn, seeing, Scattering(seeing.sides)):
-        landmarks[rows] = found
-    return landmarks
-
-
 def _products(landmarks: Matrix) -> npt.NDArray[np.float64]:
     """Return SSᵀ in float64, of which S need not be a copy as a whole."""
-    products: npt.NDArray[np.float64] | None = None
+    products = np.zeros((len(landmarks), len(landmarks)))
     for start in range(0, landmarks.shape[1], _COLUMNS):
         part = landmarks[:, start : start + _COLUMNS]
-        product = part.astype(np.float64) @ part.T
-        products = product if products is None else np.add(products, product, out=products)
-    assert products is not None
+        products += part.astype(np.float64) @ part.T
     return products
 
 
@@ -196,8 +181,8 @@ def _fold(seeing: Seeing) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64],
     return one, other[one], weight
 
 
-def _wrong(option: str, value: object, allowed: str) -> ConfigurationError:
-    return ConfigurationError(f"model.options.{option} = {value!r}: must be {allowed}")
+def _require(condition: bool, option: str, value: object, allowed: str) -> None:
+    require(condition, f"model.options.{option}", repr(value), allowed)
 
 
 class ScatteringSoftmax(Softmax):
@@ -227,18 +212,24 @@ class ScatteringSoftmax(Softmax):
             colour = "yuv"
         self._seeing = Seeing(shape, landmarks, landmarks_of, mirror, colour)
         self._scattering = Scattering(self._seeing.sides)
-        self._pixels = math.prod(shape)
         # to a linear model these are what pixels are to softmax: a row of numbers
         inputs = landmarks or self._seeing.coefficients
         self._length = np.float32(math.sqrt(inputs))
         self.feature_length = math.sqrt(landmarks) if landmarks else None
-        self._constant = np.float32(1 if bias is None else _checked(bias, landmarks) * math.sqrt(inputs))
+        if bias is not None:  # a share of ℓ, which only features of one length have
+            wanted = "absent with model.options.landmarks = 0, where the constant is 1"
+            _require(bool(landmarks), "bias", bias, wanted)
+            number = (
+                isinstance(bias, int | float) and not isinstance(bias, bool) and 0 <= bias <= LARGEST_BIAS
+            )
+            _require(number, "bias", bias, f"a number from 0 to {LARGEST_BIAS:g}")
+        self._constant = np.float32(1 if bias is None else bias * math.sqrt(inputs))
         super().__init__(shape=(1, inputs), classes=classes)
 
     @property
     def feature_key(self) -> str:
         """What features follow from beside the images: their name in a cache."""
-        return f"{self.name} {VERSION} {self._seeing.key} bias={float(self._constant)!r}"
+        return f"{self.name} {VERSION} {self._seeing} bias={float(self._constant)!r}"
 
     def features_bytes(self, rows: int) -> int:
         """Estimate the memory of the features of so many images, and of what it takes to make them."""
@@ -247,10 +238,7 @@ class ScatteringSoftmax(Softmax):
         return rows * self.inputs * 4 + seeing.view_bytes + (chunk if rows else 0)
 
     def features(self, images: Images) -> Features:
-        if images.shape[1:] != (self._pixels,):
-            raise ConfigurationError(
-                f"images of {images.shape[1:]} pixels: {self.name} was made for {self._pixels}"
-            )
+        check_inputs(images, self.name, self._seeing.shape)
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, -1] = self._constant
         for rows, found in seen(images, self._seeing, self._scattering):
@@ -264,12 +252,3 @@ class ScatteringSoftmax(Softmax):
         norms: Matrix = np.maximum(np.sqrt(np.vecdot(along, along)), np.finfo(np.float32).tiny)
         along *= (self._length / norms)[:, None]
         return along
-
-
-def _checked(bias: object, landmarks: int) -> float:
-    """Return the constant as a share of ℓ; only features of one length have such a share."""
-    if not landmarks:
-        raise _wrong("bias", bias, "absent with model.options.landmarks = 0, where the constant is 1")
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not 0 <= bias <= LARGEST_BIAS:
-        raise _wrong("bias", bias, f"a number from 0 to {LARGEST_BIAS:g}")
-    return float(bias)

@@ -9,8 +9,7 @@ edge).
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from torch.nn import functional
 
 from common.errors import ConfigurationError, LocalProtocolError
 from common.metrics import ACCURACY, LOSS, RMSE, Better, Metric
-from common.models.gradients import Matrix, RowGradients
+from common.models.gradients import Matrix, RowGradients, even_parts
 from common.quantities import Floats
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # outputs n × …, targets n -> n losses
@@ -204,13 +203,6 @@ def batch_bytes(batch: int, dimension: int, activations: int) -> int:
     sample = _COPIES * 4 * dimension + 2 * activations
     working = min(batch, chunk_size(dimension, activations)) * sample
     return working + min(batch * 4 * dimension, ROWS_BYTES)
-
-
-def even_parts(count: int, most: int) -> Iterator[slice]:
-    """Cut `count` samples into as few parts of at most `most` as there can be, as even as they can be."""
-    cuts = -(-count // most)
-    ends = [count * cut // max(cuts, 1) for cut in range(cuts + 1)]
-    yield from (slice(start, stop) for start, stop in itertools.pairwise(ends))
 
 
 RowsOf = Callable[[slice], Matrix]

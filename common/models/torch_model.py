@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.metrics import LOSS, RMSE, Metric
 from common.models import torch_gradients as samples
 from common.models import torch_module as modules
-from common.models.gradients import Matrix
-from common.models.model import Features, Images, Labels, Targets, check_labels, layout
+from common.models.gradients import Matrix, even_parts
+from common.models.model import Features, Images, Labels, Targets, check_inputs, check_labels, layout
 from common.models.torch_gradients import Losses, check_outputs, losses_for, metrics_for, summed
 from common.quantities import PerSampleGradients, Vector
 
@@ -59,10 +59,8 @@ class TorchModel:
             raise ConfigurationError(
                 "this torch has only what the built-in CNN needs (image mapa-edge-cnn): take the image mapa-edge-torch"
             )
-        if classes == 1 or classes < 0:
-            raise ConfigurationError(f"classes = {classes}: must be 0 (real targets) or at least 2")
-        if tokens is not None and not 0 < tokens <= _MOST_TOKENS:
-            raise ConfigurationError(f"tokens = {tokens}: must be from 1 to {_MOST_TOKENS}")
+        require(classes == 0 or classes > 1, "classes", classes, "0 (real targets) or at least 2")
+        require(tokens is None or 0 < tokens <= _MOST_TOKENS, "tokens", tokens, f"from 1 to {_MOST_TOKENS}")
         self.name = name or str(getattr(factory, "__name__", "torch"))
         self.shape, self.classes, self.tokens = tuple(shape), classes, tokens
         self._losses = losses_for(loss, classes)
@@ -104,10 +102,7 @@ class TorchModel:
 
     def features(self, images: Images) -> Features:
         """Return n × shape; tokens as whole numbers."""
-        if images.shape[1:] != (math.prod(self.shape),):
-            raise ConfigurationError(
-                f"inputs of {images.shape[1:]} numbers: {self.name} was made for {self.shape}"
-            )
+        check_inputs(images, self.name, self.shape)
         shaped = images.astype(np.float32, copy=False).reshape(-1, *self.shape)
         return shaped if self.tokens is None else _tokens(shaped, self.tokens)
 
@@ -147,7 +142,7 @@ class TorchModel:
             return {metric.name: math.nan for metric in self.metrics}
         parameters, sums = self._parameters(x), dict.fromkeys(self.metrics, 0.0)
         with torch.no_grad():
-            for part in samples.even_parts(count, samples.chunk_size(0, max(self._activations, 1 << 14))):
+            for part in even_parts(count, samples.chunk_size(0, max(self._activations, 1 << 14))):
                 wanted = _tensor(targets[part])
                 outputs = samples.call_with(self._module, parameters, _tensor(features[part]))
                 for metric in self.metrics:

@@ -13,9 +13,9 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -177,8 +177,7 @@ _TOLERANCE = 1e-3  # of the largest number: float32, in another order of summati
 _REPLAY = "a replay and an audit must find the same numbers again"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """Made-up samples."""
 
     inputs: torch.Tensor  # MADE_UP × shape
@@ -186,7 +185,7 @@ class Trial:
 
 
 def made_up(shape: tuple[int, ...], classes: int, tokens: int | None) -> Trial:
-    """Return samples from nobody's data, of sizes that differ: what leaks from one to another shows."""
+    """Return samples of sizes that differ: what leaks from one to another shows."""
     generator = torch.Generator().manual_seed(1)
     size = (MADE_UP, *shape)
     if tokens is None:
@@ -202,15 +201,12 @@ def made_up(shape: tuple[int, ...], classes: int, tokens: int | None) -> Trial:
 def check_layers(module: nn.Module) -> None:
     """Refuse by type what is known to mix samples, to keep statistics of them, or to draw random numbers."""
     for path, layer in module.named_modules():
-        reason = _reason(layer)
-        if reason:
+        if reason := _reason(layer):
             raise ConfigurationError(f"{_named(path, layer)} {reason}")
 
 
 def _reason(layer: nn.Module) -> str:
-    fixed = (
-        not layer.training
-    )  # as the factory left it: `layer.eval()` keeps pretrained statistics as they are
+    fixed = not layer.training  # as the factory left it: `layer.eval()` keeps pretrained statistics
     if isinstance(layer, _BatchNorm) and not (fixed and layer.track_running_stats):
         return "mixes samples; use GroupNorm or LayerNorm"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats and not fixed:
@@ -248,12 +244,10 @@ def _check_state(module: nn.Module, trial: Trial) -> None:
 
 def _check_randomness(module: nn.Module, trial: Trial) -> None:
     found = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         for seed in (1, 2):
             torch.default_generator.manual_seed(seed)
-            with _recorded(module) as seen:
-                module(trial.inputs)
-            found.append(seen)
+            found.append(_layers(module, trial.inputs)[1])
     for (path, layer, first), (_, _, second) in zip(*found, strict=False):
         if not torch.equal(first, second):
             raise ConfigurationError(
@@ -264,20 +258,15 @@ def _check_randomness(module: nn.Module, trial: Trial) -> None:
 
 def _check_mixing(module: nn.Module, losses: Losses, trial: Trial) -> None:
     with torch.no_grad():
-        with _recorded(module) as together:
-            outputs = module(trial.inputs)
+        outputs, together = _layers(module, trial.inputs)
         whole = check_losses(losses(outputs, trial.targets), MADE_UP)
         if not torch.isfinite(whole).all():
             raise ConfigurationError("the loss of a made-up sample is not finite at the initial weights")
         for i in range(MADE_UP):
-            with _recorded(module) as alone:
-                output = module(trial.inputs[i : i + 1])
+            output, alone = _layers(module, trial.inputs[i : i + 1])
             for (path, layer, batch), (_, _, single) in zip(together, alone, strict=False):
-                if (
-                    batch.shape[:1] == (MADE_UP,)
-                    and single.shape[:1] == (1,)
-                    and not _close(batch[i], single[0])
-                ):
+                of_samples = batch.shape[:1] == (MADE_UP,) and single.shape[:1] == (1,)
+                if of_samples and not _close(batch[i], single[0]):
                     raise ConfigurationError(f"{_named(path, layer)} mixes samples: {_IN_A_BATCH}")
             if not _close(outputs[i], output[0]):
                 raise ConfigurationError(f"the module mixes samples: {_IN_A_BATCH}")
@@ -316,9 +305,10 @@ def _check_gradients(module: nn.Module, losses: Losses, trial: Trial, parameters
     return made
 
 
-@contextlib.contextmanager
-def _recorded(module: nn.Module) -> Iterator[list[tuple[str, nn.Module, torch.Tensor]]]:
-    """Note what every layer gives, in the order in which they end."""
+def _layers(
+    module: nn.Module, inputs: torch.Tensor
+) -> tuple[torch.Tensor, list[tuple[str, nn.Module, torch.Tensor]]]:
+    """Run the module; return its outputs and what every layer gives, in the order in which they end."""
     seen: list[tuple[str, nn.Module, torch.Tensor]] = []
 
     def note(path: str) -> Callable[[nn.Module, object, object], None]:
@@ -328,27 +318,21 @@ def _recorded(module: nn.Module) -> Iterator[list[tuple[str, nn.Module, torch.Te
 
         return hook
 
-    hooks = [layer.register_forward_hook(note(path)) for path, layer in module.named_modules()]
-    try:
-        yield seen
-    finally:
-        for handle in hooks:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for path, layer in module.named_modules():
+            hooks.enter_context(layer.register_forward_hook(note(path)))
+        return module(inputs), seen
 
 
 def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.shape != second.shape:
         return False
-    if not first.numel():
-        return True
     apart = (first != second) & ~(first.isnan() & second.isnan())  # a mask's −∞ is equal to itself
     if not apart.any():
         return True
-    first, second = first[apart], second[apart]
-    if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
-        return False
-    scale = float(torch.maximum(first.abs().max(), second.abs().max()))
-    return float((first - second).abs().max()) <= _TOLERANCE * scale + 1e-6
+    both = torch.stack([first[apart], second[apart]])
+    scale, most = float(both.abs().max()), float((both[0] - both[1]).abs().max())
+    return math.isfinite(scale) and most <= _TOLERANCE * scale + 1e-6
 
 
 def _named(path: str, layer: nn.Module) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope, in_the_clear
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter
 
 if TYPE_CHECKING:
@@ -59,8 +59,6 @@ class Gaussian(NoiseLaw):
         return self.relative_tail(dimension) / math.sqrt(count)
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
-        if mechanism.scope is not Scope.ALL:
-            return in_the_clear(adjacency)
         over_clip = self.noise_multiplier / mechanism.batch_size  # std/C
         return Guarantee(adjacency, noise_multiplier=over_clip / mechanism.sensitivity_over_clip(adjacency))
 
@@ -69,4 +67,4 @@ class Gaussian(NoiseLaw):
         return (far - near) * (far + near) * (2 / (self.noise_multiplier * sensitivity) ** 2)
 
 
-LAW = Gaussian
+PART = Gaussian

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope, in_the_clear
-from common.noise.law import TAIL_NATS, Noise, NoiseLaw, parameter
-
-if TYPE_CHECKING:
-    from common.mechanism.mechanism import Mechanism
+from common.mechanism.guarantee import Norm
+from common.noise.law import TAIL_NATS, Noise, PureLaw, gamma_tail, parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Laplace(NoiseLaw):
+class Laplace(PureLaw):
     """Density ∝ exp(−ε‖η‖₁/ΔS), ΔS measured in L1: each coordinate is Laplace of scale ΔS/ε."""
 
     name: ClassVar[str] = "laplace"
@@ -32,26 +29,12 @@ class Laplace(NoiseLaw):
         return 2 * dimension / self.epsilon / self.epsilon
 
     def relative_tail(self, dimension: int) -> float:
-        return min(_tail_by_l1(dimension), _tail_by_squares(dimension)) / self.epsilon
-
-    def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
-        if mechanism.scope is not Scope.ALL:
-            return in_the_clear(adjacency)
-        # ε belongs to a move of ΔS = 2C/b in L1
-        moves = mechanism.sensitivity_over_clip(adjacency) * mechanism.batch_size / 2
-        return Guarantee(adjacency, epsilon=self.epsilon * moves)
-
-    def promise(self) -> Guarantee:
-        return Guarantee(Adjacency.ZERO_OUT, epsilon=self.epsilon)
+        # ‖η‖ ≤ ‖η‖₁, which is Gamma(N, 1): the better bound for few coordinates
+        return min(gamma_tail(dimension), _tail_by_squares(dimension)) / self.epsilon
 
     def log_ratio(self, sensitivity: float, releases: Noise, zeroed: Noise, there: Noise) -> Noise:
         nearer: Noise = np.abs(releases - zeroed).sum(axis=-1) - np.abs(releases - there).sum(axis=-1)
         return nearer * self.epsilon / sensitivity
-
-
-def _tail_by_l1(dimension: int) -> float:
-    """‖η‖ ≤ ‖η‖₁, which is Gamma(N, 1): see gamma-norm. The better bound for few coordinates."""
-    return dimension + math.sqrt(2 * dimension * TAIL_NATS) + TAIL_NATS
 
 
 def _tail_by_squares(dimension: int) -> float:
@@ -65,4 +48,4 @@ def _tail_by_squares(dimension: int) -> float:
     return math.sqrt(2 * dimension + third + math.sqrt(third * third + 48 * dimension * x))
 
 
-LAW = Laplace
+PART = Laplace

@@ -1,4 +1,4 @@
-"""The noise law port: all that anybody asks of a law of η. A frozen value with pure functions; one law, one file.
+"""The noise law port: everything that is asked of a law of η. A frozen value with pure functions; one law, one file.
 
 Its fields are its parameters (made by `parameter`). What a law guarantees is stated by the law and nowhere
 else; how releases compose over a run is the accountant's business, which knows two kinds of release: of a pure
@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from common.mechanism.guarantee import Adjacency, Guarantee, Norm
+from common.mechanism.part import Part, check_vector, option_fields
 from common.options import Range
 
 if TYPE_CHECKING:
@@ -31,24 +31,17 @@ LEAST_PARAMETER, LARGEST_PARAMETER = 1e-9, 1e9
 TAIL_NATS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a parameter's values mean; kept in the metadata of its field."""
-
-    symbol: str  # in tables and statements
-    larger_is_noisier: bool  # a run limits it by <name>_ceiling; otherwise by <name>_floor
-
-
 def parameter(about: str, *, symbol: str, larger_is_noisier: bool, **limits: Any) -> Any:
     """Declare a field of a law as a parameter; its annotation must be float.
 
     Limits are `above`, `at_least`, `below` and `at_most`; without any, from LEAST_PARAMETER to LARGEST_PARAMETER.
     """
-    allowed = Range(about=about, **(limits or {"at_least": LEAST_PARAMETER, "at_most": LARGEST_PARAMETER}))
-    return dataclasses.field(metadata={"option": allowed, "reading": Reading(symbol, larger_is_noisier)})
+    limits = limits or {"at_least": LEAST_PARAMETER, "at_most": LARGEST_PARAMETER}
+    allowed = Range(about=about, symbol=symbol, larger_is_noisier=larger_is_noisier, **limits)
+    return dataclasses.field(metadata={"option": allowed})
 
 
-class NoiseLaw:
+class NoiseLaw(Part):
     """What every law has. A subclass is a frozen dataclass and must set `norm`.
 
     `sensitivity` arguments are ΔS = 2C/b, measured in `norm`: each law knows how its own parameters divide it.
@@ -56,7 +49,6 @@ class NoiseLaw:
 
     __slots__ = ()
 
-    name: ClassVar[str]  # of a law of one's own: "package.module:Class", filled in
     norm: ClassVar[Norm]  # that must be clipped to C; there is no default
     protects: ClassVar[bool] = True  # False: no release guarantees anything, as `guarantee` says
     implied: ClassVar[bool] = False  # meant where its parameters are given and no law is named
@@ -65,8 +57,8 @@ class NoiseLaw:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "name" not in cls.__dict__:
-            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+        if "draw" in cls.__dict__ and "draw_block" not in cls.__dict__:
+            setattr(cls, "draw_block", NoiseLaw.__dict__["draw_block"])  # noqa: B010 - another law's draws otherwise
 
     def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
         """Draw η for the sensitivity ΔS, as a new array."""
@@ -85,7 +77,7 @@ class NoiseLaw:
         return self.relative_tail(dimension)
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
-        """State what one release guarantees."""
+        """State what one release guarantees where all coordinates are noised."""
         raise NotImplementedError
 
     def promise(self) -> Guarantee:
@@ -108,8 +100,12 @@ class NoiseLaw:
         The numbers must not depend on how many rows are drawn at once: `norms` is a second generator for that.
         """
         del norms
-        rows = [law.draw(float(s), dimension, noise) for law, s in zip(laws, sensitivities, strict=True)]
-        return np.array(rows, np.float64).reshape(len(laws), dimension)
+        rows = np.empty((len(laws), dimension))
+        for row, law, sensitivity in zip(rows, laws, sensitivities, strict=True):
+            eta = law.draw(float(sensitivity), dimension, noise)
+            check_vector(law, "privacy.noise", eta, dimension)
+            row[:] = eta
+        return rows
 
     def log_ratio(self, sensitivity: float, releases: Noise, zeroed: Noise, there: Noise) -> Noise:
         """Return log p(ν | there) − log p(ν | zeroed) of each release ν, for an audit; or what ranks them alike.
@@ -123,33 +119,66 @@ class NoiseLaw:
     @property
     def parameters(self) -> dict[str, float]:
         """Its parameters by name."""
-        return {field.name: getattr(self, field.name) for field in _parameter_fields(self)}
+        return self.option_values  # type: ignore[return-value]
 
     @property
     def strength(self) -> str:
         """Its parameters in words."""
-        shown = (
-            (field.metadata["reading"].symbol, getattr(self, field.name)) for field in _parameter_fields(self)
-        )
-        return ", ".join(f"{symbol} = {value:g}" for symbol, value in shown)
+        symbols = {field.name: field.metadata["option"].symbol for field in option_fields(self)}
+        return ", ".join(f"{symbols[name]} = {value:g}" for name, value in self.parameters.items())
 
 
-def _parameter_fields(law: NoiseLaw) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(law) if "reading" in field.metadata]  # type: ignore[arg-type]
+class PureLaw(NoiseLaw):
+    """A law of density ∝ exp(−ε‖η‖/ΔS) in its own norm: ε is what a move of ΔS = 2C/b costs."""
+
+    __slots__ = ()
+    epsilon: float
+
+    def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
+        moves = mechanism.sensitivity_over_clip(adjacency) * mechanism.batch_size / 2
+        return Guarantee(adjacency, epsilon=self.epsilon * moves)
+
+    def promise(self) -> Guarantee:
+        return Guarantee(Adjacency.ZERO_OUT, epsilon=self.epsilon)
 
 
-def radial(radius: float, dimension: int, rng: np.random.Generator) -> Noise:
-    """Return a vector of this L2 norm and a uniform direction."""
-    direction = rng.standard_normal(dimension)
-    direction *= radius / math.sqrt(float(direction @ direction))
-    return direction
+class RadialLaw(NoiseLaw):
+    """A law of a uniform direction in L2, and a length of ΔS/ε times what `radii` draws."""
+
+    __slots__ = ()
+    norm: ClassVar[Norm] = Norm.L2
+    epsilon: float
+
+    @staticmethod
+    def radii(rng: np.random.Generator, dimension: int, count: int | None = None) -> Any:
+        """Draw a length in units of ΔS/ε, or an array of so many."""
+        raise NotImplementedError
+
+    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
+        radius = self.radii(rng, dimension) * sensitivity / self.epsilon
+        direction = rng.standard_normal(dimension)
+        direction *= radius / math.sqrt(float(direction @ direction))
+        return direction
+
+    @classmethod
+    def draw_block(
+        cls,
+        laws: Sequence[Self],
+        sensitivities: npt.NDArray[np.float64],
+        dimension: int,
+        noise: np.random.Generator,
+        norms: np.random.Generator,
+    ) -> Noise:
+        lengths = cls.radii(norms, dimension, len(laws)) * sensitivities
+        lengths /= np.array([law.epsilon for law in laws])
+        rows = noise.standard_normal((len(laws), dimension))
+        rows *= (lengths / np.sqrt(np.vecdot(rows, rows)))[:, None]
+        return rows
 
 
-def radial_block(radii: Noise, dimension: int, rng: np.random.Generator) -> Noise:
-    """Return a row of each of these L2 norms, all in uniform directions."""
-    rows = rng.standard_normal((len(radii), dimension))
-    rows *= (radii / np.sqrt(np.vecdot(rows, rows)))[:, None]
-    return rows
+def gamma_tail(dimension: int) -> float:
+    """Return what Gamma(N, 1) exceeds with a probability of at most e^-TAIL_NATS: its sub-gamma bound."""
+    return dimension + math.sqrt(2 * dimension * TAIL_NATS) + TAIL_NATS
 
 
 def distances(releases: Noise, zeroed: Noise, there: Noise) -> tuple[Noise, Noise]:

@@ -1,157 +1,99 @@
-"""Noise laws by name: those of this package, one for each file, or anybody's by "package.module:Class"."""
+"""Noise laws by name: those of this package, one for each file, or any other by "package.module:Class"."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError
 from common.mechanism.guarantee import Norm
-from common.noise.law import NoiseLaw, Reading
-from common.options import Option, options_of
-from common.own_code import Catalogue
+from common.mechanism.part import PartDescription, Port
+from common.noise.law import NoiseLaw
 
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"
 
-_HOME = "common.noise"
-_NOT_LAWS = ("law", "registry")
-_KEY = "noise"
-_METHODS = ("draw", "relative_second_moment", "relative_tail", "guarantee")
 # Keys that stand beside a law's parameters: in [privacy], in a ledger's account, in the record of an edge.
 _TAKEN = frozenset(
     (
         *("noise", "clipping", "scope", "sampling", "batch_size", "shard_size"),
         *("total_epsilon", "total_delta", "releases"),
+        *("pace", "paces", "gradients_per_second", "release_caps"),
         *("event", "time", "edge", "edge_id", "t", "returned", "parameters"),
     )
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a law."""
+class LawDescription(PartDescription):
+    """What a law says of itself; its options are its parameters."""
 
-    option: Option
-    reading: Reading
-
-    @property
-    def name(self) -> str:
-        return self.option.name
-
-    @property
-    def limit(self) -> str:
-        """The key of [privacy] by which a run says how much noise it bears."""
-        return f"{self.name}_ceiling" if self.reading.larger_is_noisier else f"{self.name}_floor"
-
-    def passes(self, value: float, limit: float) -> bool:
-        """Tell whether a value means more noise than the limit bears."""
-        return value > limit if self.reading.larger_is_noisier else value < limit
-
-
-@dataclass(frozen=True, slots=True)
-class LawDescription:
-    """What a law says of itself."""
-
-    name: str
-    about: str
-    parameters: tuple[Parameter, ...]
-    made: type[NoiseLaw]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its parameters."""
-        return tuple(one.name for one in self.parameters)
+    __slots__ = ()
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """The keys by which a run limits them."""
-        return tuple(one.limit for one in self.parameters)
+        """The keys by which a run limits its parameters."""
+        return tuple(option.limit for option in self.options)
 
-    def make(self, values: Mapping[str, Any], prefix: str = "") -> NoiseLaw:
-        """Return the law with these parameters: all of its own and no other; `prefix` stands before their keys."""
-        wanted = " and ".join(self.names) or "no parameter"
-        others = [key for key in values if key not in self.names]
-        if others:
-            raise ConfigurationError(f"noise = {self.name!r} takes {wanted}, not {', '.join(sorted(others))}")
-        missing = [key for key in self.names if key not in values]
-        if missing:
-            raise ConfigurationError(f"noise = {self.name!r} takes {wanted}; missing: {', '.join(missing)}")
-        checked = {
-            one.name: one.option.checked(f"{prefix}{one.name}", values[one.name]) for one in self.parameters
-        }
-        try:
-            return self.made(**checked)
-        except MapaError:
-            raise
-        except Exception as error:  # another's class may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"noise = {self.name!r}: cannot be made ({reason})") from error
+    def make(self, given: Mapping[str, Any], key: str = "noise") -> NoiseLaw:
+        """Return the law with these parameters: all of its own and no other."""
+        if set(given) != set(self.names):
+            missing = ", ".join(name for name in self.names if name not in given)
+            others = ", ".join(sorted(given.keys() - set(self.names)))
+            raise ConfigurationError(
+                f"{key} = {self.name!r} takes {' and '.join(self.names) or 'no parameter'}"
+                + (f", not {others}" if others else f"; missing: {missing}")
+            )
+        law: NoiseLaw = PartDescription.make(self, given, key)
+        return law
+
+
+class _LawPort(Port):
+    def description_of(self, name: str, made: Any, key: str) -> LawDescription:
+        """Check that a class has what the port asks for; above all that it says which norm must be clipped."""
+        described = super().description_of(name, made, key)
+        key = f"{key} = {name!r}"
+        if not isinstance(getattr(made, "norm", None), Norm):
+            raise ConfigurationError(
+                f"{key}: does not say which norm must be clipped: set `norm` to Norm.L1 or Norm.L2"
+            )
+        for option in described.options:
+            if not option.range.symbol or option.kind != "float":
+                raise ConfigurationError(
+                    f"{key}: parameter {option.name!r} must be a float, declared by `parameter`"
+                )
+            ends = option.name.endswith(("_floor", "_ceiling"))
+            if option.name in _TAKEN or ends or not re.fullmatch(PARAMETER_NAME, option.name):
+                raise ConfigurationError(
+                    f"{key}: parameter {option.name!r}: not a name for one; it is taken, or not like {PARAMETER_NAME}"
+                )
+        if len(described.options) > MOST_PARAMETERS:
+            raise ConfigurationError(
+                f"{key}: {len(described.options)} parameters; at most {MOST_PARAMETERS} are allowed"
+            )
+        if made.calibrated is not None and described.names != (made.calibrated,):
+            raise ConfigurationError(f"{key}: `calibrated` must name its only parameter")
+        return LawDescription(name, described.about, described.options, made)
+
+
+_STATED = ("draw", "relative_second_moment", "relative_tail", "guarantee")
+LAWS = _LawPort(NoiseLaw, "noise", "common.noise", _STATED, besides=("law", "registry"))
 
 
 def law_names() -> tuple[str, ...]:
     """Return the names of the laws that come with mapa: one for each file."""
-    return _LAWS.names
+    return LAWS.names
 
 
-def describe_law(name: str, key: str = _KEY) -> LawDescription:
+def describe_law(name: str, key: str = "noise") -> LawDescription:
     """Return what the law says of itself; ConfigurationError where there is none, or it says too little."""
-    return _LAWS.describe(name, key)
+    described: LawDescription = LAWS.describe(name, key)  # type: ignore[assignment]
+    return described
 
 
-def law_description(name: str, made: Any, key: str = _KEY) -> LawDescription:
-    """Check that a class has what the port asks for; above all that it says which norm must be clipped."""
-    key = f"{key} = {name!r}"
-    if not isinstance(made, type) or not issubclass(made, NoiseLaw):
-        raise ConfigurationError(f"{key}: must be a subclass of common.noise.law:NoiseLaw")
-    frozen = getattr(getattr(made, "__dataclass_params__", None), "frozen", False)
-    if not frozen or "__dataclass_params__" not in vars(made):
-        raise ConfigurationError(f"{key}: must be a frozen dataclass: its fields are its parameters")
-    if made.name != name:
-        raise ConfigurationError(
-            f"{key}: its own name is {made.name!r}; records and ledgers could not find it again by that"
-        )
-    lacking = [method for method in _METHODS if getattr(made, method) is getattr(NoiseLaw, method)]
-    if lacking:
-        raise ConfigurationError(f"{key}: the class lacks {', '.join(lacking)}; see common/noise/law.py")
-    if not isinstance(getattr(made, "norm", None), Norm):
-        raise ConfigurationError(
-            f"{key}: does not say which norm must be clipped: set `norm` to Norm.L1 or Norm.L2"
-        )
-    parameters = _parameters(made, key)
-    if made.calibrated is not None and (len(parameters) != 1 or parameters[0].name != made.calibrated):
-        raise ConfigurationError(f"{key}: `calibrated` must name its only parameter")
-    about = (made.__doc__ or "").strip().partition("\n")[0]
-    return LawDescription(name, about, parameters, made)
-
-
-def _parameters(made: type[NoiseLaw], key: str) -> tuple[Parameter, ...]:
-    readings = {field.name: field.metadata.get("reading") for field in dataclasses.fields(made)}  # type: ignore[arg-type]
-    found = []
-    for option in options_of(made, key):
-        reading, name = readings[option.name], option.name
-        if reading is None or option.kind != "float":
-            raise ConfigurationError(f"{key}: parameter {name!r} must be a float, declared by `parameter`")
-        ends = name.endswith(("_floor", "_ceiling"))
-        if name in _TAKEN or ends or not re.fullmatch(PARAMETER_NAME, name):
-            raise ConfigurationError(
-                f"{key}: parameter {name!r}: not a name for one; it is taken, or not like {PARAMETER_NAME}"
-            )
-        found.append(Parameter(option, reading))
-    if len(found) > MOST_PARAMETERS:
-        raise ConfigurationError(f"{key}: {len(found)} parameters; at most {MOST_PARAMETERS} are allowed")
-    return tuple(found)
-
-
-_LAWS = Catalogue(_HOME, "LAW", law_description, _NOT_LAWS)
-
-
-def noise_law(name: str, parameters: Mapping[str, Any], *, key: str = _KEY) -> NoiseLaw:
+def noise_law(name: str, parameters: Mapping[str, Any], *, key: str = "noise") -> NoiseLaw:
     """Return the law called `name` with its parameters."""
-    return describe_law(name, key).make(parameters)
+    return describe_law(name, key).make(parameters, key)
 
 
 def implied_law(names: Collection[str]) -> str:

@@ -120,9 +120,7 @@ class Checkpoints:
         try:
             state = bytes_below(self.run, f"{folder}/{_STATE}", MOST_JSON)
             return unpack(state, bytes_below(self.run, f"{folder}/{_ARRAYS}", _MOST_ARRAYS))
-        except OSError as error:
-            raise ValueError(f"{error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(str(error)) from error
 
     def newest(self, damaged: Callable[[str], None]) -> tuple[int, dict[str, Any]]:

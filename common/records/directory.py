@@ -1,15 +1,18 @@
-"""runs/<id>/ on disk: manifest.json, events.jsonl, summary.json, model.safetensors."""
+"""runs/<id>/ on disk, open for writing: manifest.json, events.jsonl, summary.json, model.safetensors."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
+import itertools
 import json
 import os
 import platform
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,12 +25,14 @@ from safetensors.numpy import save
 from common.errors import ConfigurationError, RecordsError
 from common.models.model import Block
 from common.quantities import Vector
-from common.records.events import EventFile, Journal
-from common.records.layout import LONGEST, RESUME, folder_name
+from common.records.layout import LONGEST, folder_name
 from common.records.reader import read_manifest
-from common.scenario.scenario import Scenario
+from common.records.recorder import Journal
+from common.records.regular import open_regular, plain_json
 
 FORMAT = 1  # of manifest.json
+_BUFFER = 1 << 20  # characters of events that wait
+_LONGEST_WAIT = 1.0  # seconds: a page shows a run while it goes on
 _LONGEST = 255  # characters of a run's id: a file name
 _PACKAGES = (
     *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
@@ -44,12 +49,11 @@ def new_run_id(name: str, now: datetime | None = None, *, most: int = LONGEST) -
 def run_of(manifest: Mapping[str, Any]) -> str:
     """Return the id of a run by its manifest, whatever its directory is called now."""
     run = manifest.get("run")
-    named = isinstance(run, str) and 0 < len(run) <= _LONGEST and run.isprintable() and "/" not in run
-    if not isinstance(run, str) or not named:
-        raise ConfigurationError(
-            f"manifest.json: run = {run!r:.80}: must be the name of a run, 1 to {_LONGEST} printable characters"
-        )
-    return run
+    if isinstance(run, str) and 0 < len(run) <= _LONGEST and run.isprintable() and "/" not in run:
+        return run
+    raise ConfigurationError(
+        f"manifest.json: run = {run!r:.80}: must be the name of a run, 1 to {_LONGEST} printable characters"
+    )
 
 
 def versions() -> dict[str, str]:
@@ -68,16 +72,95 @@ def versions() -> dict[str, str]:
 def machine_type() -> str:
     """Return what decides the last bits of a matrix product: processor, BLAS and numpy."""
     blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{_processor()}, {blas.get('name')} {blas.get('version')}, numpy {np.__version__}"
+    processor = platform.machine()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        processor = next(names, processor)
+    return f"{processor}, {blas.get('name')} {blas.get('version')}, numpy {np.__version__}"
 
 
-def _processor() -> str:
+class EventFile:
+    """Keeps lines and writes them in batches. Where a write fails, the torn line is cut off, and nothing follows."""
+
+    def __init__(
+        self, path: Path, *, resumed: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._written = clock()  # when lines were last written
+        self._file = io.FileIO(path, "ab" if resumed else "xb", opener=open_regular)
+        self._waiting: list[str] = []
+        self._characters = 0
+        self.size = os.fstat(self._file.fileno()).st_size  # bytes of whole lines in the file
+
+    def lines_behind(self, size: int) -> list[bytes]:
+        """Return the whole lines behind `size` bytes; the file is cut off at the first that is no event."""
+        if self.size < size:
+            raise RecordsError(f"{self.path}: {self.size} bytes, but {size} were written: it was changed")
+        with open(self.path, "rb", opener=open_regular) as stream:
+            stream.seek(size)
+            content = stream.read()
+        lines = list(itertools.takewhile(_is_event, content.splitlines(keepends=True)))
+        self.size = size + sum(map(len, lines))
+        if self.size < size + len(content):
+            self._file.truncate(self.size)
+        return lines
+
+    def write(self, text: str) -> None:
+        """Take one line, with its end."""
+        self._waiting.append(text)
+        self._characters += len(text)
+        if self._characters >= _BUFFER or self._clock() - self._written >= _LONGEST_WAIT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; raise RecordsError if that fails. After a failure nothing is written any more."""
+        content = "".join(self._waiting).encode()
+        self._written = self._clock()
+        self._waiting.clear()
+        self._characters = written = 0
+        if self._file.closed:
+            return
+        try:
+            while written < len(content):
+                written += self._file.write(content[written:])
+        except OSError as error:
+            with contextlib.suppress(
+                OSError
+            ):  # a disk that takes no cut leaves half a line, which readers skip
+                self._file.truncate(self.size + content.rfind(b"\n", 0, written) + 1)
+            with contextlib.suppress(OSError):
+                self._file.close()
+            raise self._failure(error) from error
+        self.size += written
+
+    def sync(self) -> None:
+        """Write what waits, and wait until it survives a power failure."""
+        self.flush()
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self.sync()
+        except OSError as error:
+            raise self._failure(error) from error
+        finally:
+            self._file.close()
+
+    def _failure(self, error: OSError) -> RecordsError:
+        return RecordsError(f"{self.path}: cannot be written: {error.strerror or error}")
+
+
+def _is_event(line: bytes) -> bool:
+    """Tell whether a line is whole and one that a journal wrote."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        record = plain_json(line)
+    except ValueError:
+        return False
+    return line.endswith(b"\n") and isinstance(record, dict) and "event" in record
 
 
 class RunDirectory:
@@ -90,8 +173,8 @@ class RunDirectory:
         began = read_manifest(path) if resumed else {}
         self.run = run_of(began) if began else path.name  # its id: a directory may be moved
         self._lock = _locked(path)
-        self._stream = EventFile(path / "events.jsonl", resumed=resumed)
-        self.journal = Journal(self._stream)
+        self.events = EventFile(path / "events.jsonl", resumed=resumed)
+        self.journal = Journal(self.events)
 
     def __enter__(self) -> Self:
         return self
@@ -103,67 +186,27 @@ class RunDirectory:
         with contextlib.nullcontext() if error is None else contextlib.suppress(RecordsError):
             self.close()
 
-    def flush(self) -> None:
-        self._stream.flush()
-
     def close(self) -> None:
         try:
-            self._stream.close()
+            self.events.close()
         finally:
             if self._lock >= 0:
                 os.close(self._lock)
                 self._lock = -1
 
-    @property
-    def events_bytes(self) -> int:
-        """Bytes of events.jsonl on disk."""
-        return self._stream.size
-
-    def events_behind(self, size: int) -> list[bytes]:
-        """Return the lines of events.jsonl behind its first `size` bytes."""
-        return self._stream.lines_behind(size)
-
-    def sync(self) -> None:
-        """Write the events so that they survive a power failure."""
-        self._stream.sync()
-
-    def manifest(
-        self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
-    ) -> None:
-        """Write what is needed to run the same thing again."""
-        self._json(
-            "manifest.json",
-            {
-                "format": FORMAT,
-                "run": self.run,
-                "name": name,
-                "engine": engine,
-                "scenario": scenario.canonical(),
-                "scenario_sha256": scenario.digest,
-                "seed": scenario.seed,
-                "data": dict(data),
-                "versions": versions(),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                **more,
-            },
-        )
-
-    def remember(self, values: Mapping[str, Any]) -> None:
-        """Write what a resumed cloud needs."""
-        self._json(RESUME, values)
+    def document(self, name: str, values: Mapping[str, Any]) -> None:
+        """Write a JSON file."""
+        self._file(name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write how the run ended; its path is relative to the file, which may be moved or bundled."""
-        self._json("summary.json", {**summary, **({"path": "."} if "path" in summary else {})})
+        self.document("summary.json", {**summary, **({"path": "."} if "path" in summary else {})})
 
     def model(self, x: Vector, layout: Sequence[Block], metadata: Mapping[str, str]) -> None:
         """Write x_{T+1}: every block under its name, the flat vector as `x`."""
         tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
         tensors["x"] = x
         self._file("model.safetensors", ordered(save(tensors, metadata=dict(metadata))))
-
-    def _json(self, name: str, value: Mapping[str, Any]) -> None:
-        self._file(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def _file(self, name: str, content: bytes) -> None:
         """Write a file as a whole or not at all."""

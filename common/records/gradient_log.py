@@ -27,7 +27,7 @@ from typing import NamedTuple
 from common.errors import RecordsError
 from common.messages import GradientArrived
 from common.quantities import EdgeId
-from common.records.regular import mapped, open_below, sync_path
+from common.records.regular import forget, mapped, open_below, sync_path
 from common.wire import v1
 from common.wire.codec import decode_gradient
 
@@ -40,6 +40,7 @@ _CRC = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + 4
 _FRONT_BYTES = _FRONT.size + 4  # 32
 LARGEST_BODY = 1 << 28  # bytes: MQTT has no larger message
+_KEPT = 1 << 24  # bytes of a segment in memory
 
 
 class Kind(IntEnum):
@@ -245,6 +246,43 @@ class TornTail:
             os.truncate(self.path, self.keep)
 
 
+class Segment:
+    """The records of one segment; where it is torn, `at` tells where the last whole one ends."""
+
+    def __init__(self, content: memoryview, number: int, like: SegmentHead | None = None) -> None:
+        """Check the head; LogDamagedError where it is not that of segment `number` of the run that `like` is of."""
+        self.content, self.at = content, 0
+        self.head = parse_head(bytes(content[:HEAD_BYTES]))
+        if self.head.segment != number or (like is not None and self.head[1:] != like[1:]):
+            raise LogDamagedError(f"says that it is segment {self.head.segment}, or is of another run")
+        self.at = HEAD_BYTES
+
+    @property
+    def is_torn(self) -> bool:
+        return self.at < len(self.content)
+
+    def __iter__(self) -> Iterator[Entry]:
+        kept = self.at
+        while self.is_torn:
+            try:
+                record = parse_record(self.content, self.at)
+            except LogDamagedError as error:
+                raise LogDamagedError(f"byte {self.at}: {error}") from error
+            if record is None:
+                return
+            entry, self.at = record
+            yield entry
+            if self.at - kept > _KEPT:
+                forget(self.content)
+                kept = self.at
+
+    def has_record_behind(self) -> bool:
+        """Tell whether a whole record stands behind what is torn: then it is no torn tail."""
+        places = range(self.at + 8, len(self.content), 8)  # records begin at multiples of 8
+        marked = (place for place in places if self.content[place : place + 4] == _MARK)
+        return any(parse_record(self.content, place) is not None for place in marked)
+
+
 class LogReader:
     """Iterates over the records of a run's log, from segment `first` on; `torn` is known at the end.
 
@@ -269,40 +307,20 @@ class LogReader:
         for number, path in enumerate(paths, start=self.first):
             if path.name != segment_name(number):
                 raise LogDamagedError(f"{self.folder / segment_name(number)}: missing")
-            yield from self._segment(path, number, last=path == paths[-1])
-
-    def _segment(self, path: Path, number: int, *, last: bool) -> Iterator[Entry]:
-        try:
-            content = mapped(open_below(self.folder.parent, f"{FOLDER}/{path.name}"))
-        except OSError as error:
-            raise LogDamagedError(f"{path}: cannot be read: {error.strerror or error}") from error
-        if len(content) < HEAD_BYTES:
-            if not last:
-                raise LogDamagedError(f"{path}: only {len(content)} bytes")
-            self.torn = TornTail(path, 0, len(content))
-            return
-        at = 0
-        try:
-            head = parse_head(bytes(content[:HEAD_BYTES]))
-            if head.segment != number or (self.head is not None and head[1:] != self.head[1:]):
-                raise LogDamagedError(f"is segment {head.segment} of another run or place")
-            self.head, at = head, HEAD_BYTES
-            while at < len(content):
-                record = parse_record(content, at)
-                if record is None:
-                    if not last or _record_behind(content, at):
-                        raise LogDamagedError("a record is damaged")
-                    self.torn = TornTail(path, at, len(content))
+            try:
+                content = mapped(open_below(self.folder.parent, f"{FOLDER}/{path.name}"))
+                last = path == paths[-1]
+                if last and len(content) < HEAD_BYTES:
+                    self.torn = TornTail(path, 0, len(content))
                     return
-                entry, at = record
-                yield entry
-        except LogDamagedError as error:
-            raise LogDamagedError(f"{path}{f', byte {at}' if at else ''}: {error}") from error
-
-
-def _record_behind(content: memoryview, at: int) -> bool:
-    """Tell whether a whole record stands somewhere behind: then what is broken here is no torn tail."""
-    for place in range(at + 8, len(content), 8):  # records begin at multiples of 8
-        if bytes(content[place : place + 4]) == b"rec1" and parse_record(content, place) is not None:
-            return True
-    return False
+                segment = Segment(content, number, self.head)
+                self.head = segment.head
+                yield from segment
+                if segment.is_torn:
+                    if not last or segment.has_record_behind():
+                        raise LogDamagedError(f"byte {segment.at}: a record is damaged")
+                    self.torn = TornTail(path, segment.at, len(content))
+            except OSError as error:
+                raise LogDamagedError(f"{path}: cannot be read: {error.strerror or error}") from error
+            except LogDamagedError as error:
+                raise LogDamagedError(f"{path}: {error}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, Metric
-from common.records.events import check_record
 from common.records.regular import (
     LONGEST_LINE,
     few_values,
@@ -26,7 +24,7 @@ from common.records.regular import (
     plain_json,
     regular_object,
 )
-from common.records.tally import Evaluation, Tally
+from common.records.tally import Evaluation, Tally, check_record
 
 CHUNK = 1 << 21  # bytes of one look at a file that grows: about 10,000 events
 LONGEST = LONGEST_LINE
@@ -65,10 +63,6 @@ class RunRecords:
         if self.tally.times.first is None:
             told = [replace(evaluation, seconds=None) for evaluation in told]
         return sorted({one.updates: one for one in told}.values(), key=lambda one: one.updates)
-
-    @property
-    def staleness(self) -> Counter[int]:
-        return self.tally.staleness
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -212,47 +206,6 @@ class EventTail:
             else:
                 self.unreadable += 1
         return records
-
-
-class Tail:
-    """The one run directory that appears under `runs` from now on, and its events so far."""
-
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
-        self._known = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
-        self._tail: EventTail | None = None
-        self._events: list[Record] = []
-
-    @property
-    def path(self) -> Path | None:
-        """The run's directory; None: not there yet."""
-        if self._tail is None:
-            new = sorted(path for path in self._runs.iterdir() if path.name not in self._known)
-            self._tail = EventTail(new[-1] / "events.jsonl") if new else None
-        return None if self._tail is None else self._tail.path.parent
-
-    def named(self, event: str) -> list[Record]:
-        """Return every event of this name so far."""
-        while self.path is not None and self._tail is not None:
-            self._events += self._tail.look()[1]
-            if not self._tail.behind:
-                break
-        return [record for record in self._events if record["event"] == event]
-
-    @property
-    def updates(self) -> int:
-        """How many updates are on record."""
-        applied = self.named("gradient_applied")
-        return int(applied[-1]["t"]) if applied else 0
-
-    @property
-    def edges(self) -> set[int]:
-        """The indices of the edges whose gradients were applied."""
-        return {int(record["edge"]) for record in self.named("gradient_applied")}
-
-    def summary(self) -> dict[str, Any] | None:
-        """Return summary.json; None: not written yet."""
-        return None if self.path is None else read_json(self.path / "summary.json") or None
 
 
 @dataclass(slots=True)

@@ -1,20 +1,61 @@
-"""Counts of a run, fed by the recorder while it goes on and by a reader afterwards: the body of summary.json."""
+"""A line of events.jsonl, and the counts of a run: fed by the recorder or by a reader; the body of summary.json."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from common.messages import Fact, GradientApplied
-from common.metrics import CLASSIFICATION, LOSS, RESERVED, Metric
-from common.records.events import record_of
-from common.records.regular import number, text
+from common.metrics import ACCURACY, CLASSIFICATION, LOSS, RESERVED, Metric
+from common.records.regular import LARGEST, number, text
 
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _TIMES = 1 << 14  # updates whose time is remembered until their evaluation comes
 _BESIDE = ("event", "time")  # keys of a line beside those of its fact
+_COUNTS = {  # keys that readers count by
+    "gradient_applied": ("edge", "t", "staleness", "sequence"),
+    "edge_joined": ("edge",),
+    "edge_gone": ("edge",),
+    "stage_opened": ("stage", "t"),
+    "evaluated": ("t",),
+}
+_TEXTS = {"edge_joined": ("edge_id",), "edge_gone": ("reason",), "gradient_refused": ("reason",)}
+
+
+def event_name(kind: type) -> str:
+    """Return `gradient_applied` for a GradientApplied, and so on."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def record_of(fact: Fact) -> dict[str, Any]:
+    """Return a fact as the keys of its line; a law's other parameters stand beside the other keys."""
+    fields = asdict(fact)
+    parameters = fields.pop("parameters", {})
+    if fields.get("device", "") is None:
+        del fields["device"]  # a key that came later: only where it says something
+    return {"event": event_name(type(fact)), **fields, **parameters}
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise ValueError if a key that readers count by is missing or of another type."""
+    event, time = record.get("event"), record.get("time")
+    if not isinstance(event, str):
+        raise ValueError(f"event = {event!r:.40}: must be the name of an event")
+    for key in _COUNTS.get(event, ()):
+        value = record.get(key)
+        if type(value) is not int or not 0 <= value < LARGEST:
+            raise ValueError(f"{event}: {key} = {value!r:.40}: must be a whole number, 0 or more")
+    for key in _TEXTS.get(event, ()):
+        if not isinstance(record.get(key), str):
+            raise ValueError(f"{event}: {key} = {record.get(key)!r:.40}: must be a text")
+    if time is not None and (type(time) not in (int, float) or not -1e12 < time < 1e12):
+        raise ValueError(f"{event}: time = {time!r:.40}: must be seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +87,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """The accuracy of a classifier; NaN: none."""
-        value = self.named().get("accuracy")
-        return math.nan if value is None else value
+        return next((value for metric, value in self.values.items() if metric == ACCURACY), math.nan)
 
     @property
     def loss(self) -> float | None:
@@ -79,12 +119,11 @@ class UpdateTimes:
 
     def evaluated(self, t: int, time: float | None) -> float | None:
         """Return the seconds of the update: evaluating takes time that the training does not wait for."""
-        if t == 0:  # x₁ was there before any update
-            return None if time is None else 0.0
-        seconds = self._newest.get(t)
-        if seconds is None and time is not None and self.first is not None:
-            return max(0.0, time - self.first)
-        return seconds
+        if t in self._newest:
+            return self._newest[t]
+        if time is None or (t and self.first is None):
+            return None
+        return max(0.0, time - self.first) if t and self.first is not None else 0.0  # x₁ was there before
 
 
 @dataclass(slots=True)
@@ -164,9 +203,8 @@ class Tally:
         if edge is None:
             edge = self.edges[k] = EdgeTally(edge_id)
         edge.applied += 1
-        edge.last_sequence = max(
-            edge.last_sequence, sequence
-        )  # a record may be out of order where it is not ours
+        # a record may be out of order where it is not ours
+        edge.last_sequence = max(edge.last_sequence, sequence)
         edge.staleness_sum += staleness
         if staleness > edge.staleness_max:
             edge.staleness_max = staleness
@@ -282,20 +320,15 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def staleness_summary(counts: Counter[int]) -> dict[str, float | int | None]:
+def staleness_summary(counts: Mapping[int, int]) -> dict[str, float | int | None]:
     """Return mean, quantiles (the smallest staleness that reaches the share) and maximum."""
-    total = sum(counts.values())
-    if total == 0:
-        return {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}
-    quantiles: dict[str, float | int | None] = {
-        "mean": sum(value * count for value, count in counts.items()) / total
+    values = sorted(counts)
+    reached = list(itertools.accumulate(counts[value] for value in values))
+    if not reached or not reached[-1]:
+        return dict.fromkeys(("mean", *_QUANTILES, "max"))
+    total = reached[-1]
+    return {
+        "mean": sum(value * count for value, count in counts.items()) / total,
+        **{name: values[bisect.bisect_left(reached, share * total)] for name, share in _QUANTILES.items()},
+        "max": values[-1],
     }
-    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        seen = 0
-        for value in sorted(counts):
-            seen += counts[value]
-            if seen >= share * total:
-                quantiles[name] = value
-                break
-    quantiles["max"] = max(counts)
-    return quantiles

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from common.algorithms import AlgorithmDescription
 from common.mechanism.clipping import Clipping
 from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
 from common.options import check_belonging
 from common.problem import NOMINAL, measured_constants
-from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
-
-_LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
+from common.scenario.tables import Fraction, NonNegative, Positive, Table
 
 
 class AlgorithmTable(Table):
@@ -23,6 +21,7 @@ class AlgorithmTable(Table):
     """
 
     model_config = ConfigDict(extra="allow")  # the algorithm's own options: Scenario asks it about them
+    later = ("average", "average_decay", "average_from", "weights")
 
     name: str = Field(
         "mapa", min_length=1, max_length=200, description="see `mapa algorithms`; or package.module:Class"
@@ -62,23 +61,17 @@ class AlgorithmTable(Table):
         description="noise: gradients weigh ∝ 1/z_k²; absent: so with privacy.pace = own, else all alike",
     )
 
-    @model_validator(mode="after")
-    def _average(self) -> Self:
+    def check(self) -> None:
         """Refuse a parameter of an average that was not asked for."""
         for key, kind in (("average_decay", "ema"), ("average_from", "tail")):
             value = getattr(self, key)
             if value is not None and self.average != kind:
                 raise ValueError(f"algorithm.{key} = {value}: only with algorithm.average = {kind!r}")
-        return self
 
     @property
     def options(self) -> dict[str, Any]:
         """The algorithm's own options."""
         return dict(self.model_extra or {})
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the shared keys of a record."""
-        return lasting(self.model_dump(mode="json", exclude=set(self.options)), _LATER)
 
 
 def check_required(table: AlgorithmTable, described: AlgorithmDescription) -> None:

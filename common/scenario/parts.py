@@ -9,9 +9,8 @@ from pathlib import Path
 from common.datasets.dataset import Dataset, with_holdout
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, FileSource, Source
-from common.models.counted import Counted
 from common.models.model import Model
-from common.models.registry import make_model
+from common.models.registry import Counted, make_model
 from common.scenario.scenario import Scenario
 
 
@@ -50,7 +49,10 @@ def model_for(
     target_range: tuple[float, float] | None = None,
     data_dir: Path | None = None,
 ) -> Model:
-    """Return the model for samples of this shape; pretrained weights lie below the data directory."""
+    """Return the model for samples of this shape, with a coordinate more where clipping asks for one.
+
+    Pretrained weights lie below the data directory.
+    """
     model = make_model(
         scenario.model.name,
         shape=shape,
@@ -59,11 +61,6 @@ def model_for(
         target_range=target_range,
         data_dir=data_dir,
     )
-    return as_released(scenario, model)
-
-
-def as_released(scenario: Scenario, model: Model) -> Model:
-    """Return the model as its edges release it: with a coordinate more where clipping asks for one."""
     return Counted(model) if scenario.private and scenario.privacy.clipped.extra else model
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -16,7 +16,6 @@ from common.scenario.tables import (
     Positive,
     Table,
     cycled,
-    lasting,
     made_part,
     one_or_more,
 )
@@ -27,7 +26,6 @@ PerEdge = Annotated[
     cycled,
 ]
 _OF_PACE = ("paces", "gradients_per_second", "release_caps")
-_LATER = {"pace": "same", **dict.fromkeys(_OF_PACE)}
 
 
 class PrivacyTable(Table):
@@ -37,8 +35,9 @@ class PrivacyTable(Table):
     them is asked of the law.
     """
 
-    # parameters of the law and their limits, options of the clipping: `_of_the_law` checks them
+    # parameters of the law and their limits, options of the clipping: `check` does
     model_config = ConfigDict(extra="allow")
+    later = ("pace", *_OF_PACE)
 
     noise: str = Field(
         "gaussian", min_length=1, max_length=200, description="the law of the noise; or package.module:Class"
@@ -87,11 +86,10 @@ class PrivacyTable(Table):
         """Bring a law's own parameters into the form of the declared ones: a value for each edge."""
         if not isinstance(values, dict) or not isinstance(name := values.get("noise", "gaussian"), str):
             return values
-        own = [key for key in _described(name).names if key in values and key not in cls.model_fields]
-        return values | {key: v if isinstance(v := values[key], list) else [v] for key in own}
+        own = {*describe_law(name, "privacy.noise").names} - {*cls.model_fields}
+        return {key: [v] if key in own and not isinstance(v, list) else v for key, v in values.items()}
 
-    @model_validator(mode="after")
-    def _of_the_law(self) -> Self:
+    def check(self) -> None:
         law, clipping = self.described, self._clipping_names
         own, extra = {*law.names, *law.limits, *clipping}, set(self.model_extra or {})
         if shared := {*law.names, *law.limits} & set(clipping):
@@ -117,12 +115,11 @@ class PrivacyTable(Table):
                 f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
         self._check_pace(calibrated, given=given)
-        for parameter in law.parameters:
+        for parameter in law.options:
             for value in self._values(parameter.name):
-                parameter.option.checked(f"privacy.{parameter.name}", value)
+                parameter.checked(f"privacy.{parameter.name}", value)
             if parameter.limit in self.limits:
-                parameter.option.checked(f"privacy.{parameter.limit}", self.limits[parameter.limit])
-        return self
+                parameter.checked(f"privacy.{parameter.limit}", self.limits[parameter.limit])
 
     def _check_pace(self, calibrated: str | None, *, given: bool) -> None:
         """Refuse a pace that says too much or too little. R_k and z_k come together, and only with each other."""
@@ -153,10 +150,6 @@ class PrivacyTable(Table):
         """Return R_k of edge k; None: it has no pace of its own."""
         return None if self.release_caps is None else self.release_caps[index % len(self.release_caps)]
 
-    def recorded(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return what a record and a welcome hold."""
-        return lasting(values, _LATER)
-
     def _of_another_law(self, key: str) -> str:
         value, law = getattr(self, key), self.described
         if laws := laws_with(key):
@@ -174,23 +167,20 @@ class PrivacyTable(Table):
 
     @property
     def _clipping_names(self) -> tuple[str, ...]:
-        try:
-            return CLIPPINGS.describe(self.clipping).names
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
+        return CLIPPINGS.describe(self.clipping).names
 
     @property
     def clipped(self) -> Clipping:
         """The clipping with its options."""
         extra = self.model_extra or {}
         given = {key: extra[key] for key in self._clipping_names if key in extra}
-        made: Clipping = made_part(CLIPPINGS, self.clipping, given, ())
+        made: Clipping = made_part(CLIPPINGS, self.clipping, given, type(self).model_fields)
         return made
 
     @property
     def described(self) -> LawDescription:
         """What the law says of itself."""
-        return _described(self.noise)
+        return describe_law(self.noise, "privacy.noise")
 
     @property
     def given(self) -> dict[str, list[float]]:
@@ -210,7 +200,3 @@ class PrivacyTable(Table):
         if len(given) < len(self.described.names):
             raise ConfigurationError("privacy.total_epsilon: not yet calibrated to a noise multiplier")
         return {key: values[index % len(values)] for key, values in given.items()}
-
-
-def _described(name: str) -> LawDescription:
-    return describe_law(name, "privacy.noise")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
@@ -24,9 +24,9 @@ from common.own_code import MECHANISM_KEYS, code_named_by
 from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
-from common.scenario.explanation import explain
 from common.scenario.privacy_table import PrivacyTable
 from common.scenario.tables import (
+    RECORD,
     DelaysTable,
     DeviceTable,
     EvaluationTable,
@@ -38,14 +38,16 @@ from common.scenario.tables import (
     Table,
     TestbedTable,
     WorkTable,
+    checked,
 )
 
-_NOTHING = NoiseLaw()  # stands for any law where only the other parts are asked
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # updates between evaluations
 
 
 class Scenario(Table):
     """One TOML file."""
+
+    later = ("local", "devices", "time_limit")
 
     edges: int = Field(5, ge=1, le=100_000, description="K: how many edges, and shards")
     iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
@@ -98,10 +100,22 @@ class Scenario(Table):
         if not self.private and (self.local.work is not None or steps > 1):
             key = f"local.steps = {steps}" if self.local.work is None else f"local.work = {self.local.work!r}"
             raise ValueError(f"{key}: needs an algorithm whose edges clip and noise, and this one's do not")
-        try:
-            self.mechanism(_NOTHING if self.private else None)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
+        for law in self._laws():
+            self.mechanism(law)
+
+    def _laws(self) -> Iterator[NoiseLaw | None]:
+        """Yield every law that an edge may have; one that a budget has yet to calibrate stands for all strengths."""
+        privacy = self.privacy
+        if not self.private:
+            yield None
+        elif len(privacy.given) < len(privacy.described.names):
+            yield privacy.described.make({str(privacy.described.made.calibrated): 1.0}, "privacy.noise")
+        else:
+            strengths = (
+                privacy.parameters(k) for k in range(max(map(len, privacy.given.values()), default=1))
+            )
+            for one in dict.fromkeys(tuple(strength.items()) for strength in strengths):
+                yield privacy.described.make(dict(one), "privacy.noise")
 
     def _resolve_algorithm(self) -> WorkTable:
         """Let the algorithm check its table and fill it; return what its edges do."""
@@ -152,25 +166,14 @@ class Scenario(Table):
     @property
     def problem(self) -> Problem:
         """The constants in the core's own form."""
-        a = self.algorithm
-        assert a.smoothness is not None
-        assert a.sigma is not None
-        assert a.radius is not None
-        assert a.loss_gap is not None
-        assert a.tau_max is not None
+        table = self.algorithm
+        keys = ("smoothness", "sigma", "tau_max", "theta", "delta", "loss_gap", "radius", "first_clip")
         return Problem(
             batch_size=self.batch_size,
-            smoothness=a.smoothness,
-            sigma=a.sigma,
-            tau_max=a.tau_max,
             iterations=self.updates,
-            theta=a.theta,
-            delta=a.delta,
-            loss_gap=a.loss_gap,
-            radius=a.radius,
-            first_clip=a.first_clip,
-            rule=SensitivityRule(a.rule),
-            measure_tau=a.tau_max_from == "measured",
+            rule=SensitivityRule(table.rule),
+            measure_tau=table.tau_max_from == "measured",
+            **{key: getattr(table, key) for key in keys},
         )
 
     @property
@@ -192,7 +195,7 @@ class Scenario(Table):
         """Return how edge k noises; None where the algorithm never does."""
         if not self.private:
             return None
-        return self.privacy.described.make(self.privacy.parameters(index), "privacy.")
+        return self.privacy.described.make(self.privacy.parameters(index), "privacy.noise")
 
     @property
     def weighted(self) -> bool:
@@ -206,8 +209,8 @@ class Scenario(Table):
         Not the algorithm: of that an edge learns only what to do.
         """
         left_out = {"seed", "algorithm", "evaluation", "records", "delays", "time_limit"}
-        values = {**self.model_dump(mode="json", exclude=left_out), "work": self._work.model_dump()}
-        privacy = values["privacy"] = self.privacy.recorded(values["privacy"])
+        values = {**self._dumped(exclude=left_out, context=RECORD), "work": self._work.model_dump()}
+        privacy = values["privacy"]
         for key, given in self.privacy.given.items():
             privacy[key] = [given[index % len(given)]]
         if self.privacy.release_caps is not None:
@@ -216,13 +219,7 @@ class Scenario(Table):
             privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
-        values["local"] = self.local.recorded(values["local"])
-        if not self.local.given:
-            del values["local"]
-        devices = values.pop("devices")
-        if (
-            devices
-        ):  # a key that came later: an edge that does not know it is not told where there is nothing to tell
+        if devices := values.pop("devices", None):
             values["devices"] = [_own_phase(devices[index % len(devices)], index)]
         return values
 
@@ -244,22 +241,18 @@ class Scenario(Table):
 
     def canonical(self) -> dict[str, Any]:
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
-        values = self.model_dump(mode="json")
-        values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
-        values["records"] = self.records.recorded()
-        values["local"] = self.local.recorded(values["local"])
-        if not self.local.given:
-            del values["local"]
-        if not self.devices:
-            del values["devices"]
-        values["privacy"] = self.privacy.recorded(values["privacy"])
-        if self.time_limit is None:
-            del values["time_limit"]
+        values = self._dumped(context=RECORD)
+        options = self.algorithm.options
+        shared = {key: value for key, value in values["algorithm"].items() if key not in options}
+        values["algorithm"] = shared | self.described.recorded(options)
         return values
 
     def resolved(self) -> dict[str, Any]:
         """Return every value, the algorithm's own options included."""
-        return self.model_dump(mode="json")
+        return self._dumped()
+
+    def _dumped(self, **options: Any) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True, **options)
 
     @property
     def digest(self) -> str:
@@ -279,10 +272,7 @@ def _own_phase(device: dict[str, Any], index: int) -> dict[str, Any]:
 
 def parse_scenario(values: Mapping[str, Any]) -> Scenario:
     """Check a whole scenario; a ConfigurationError names key, value and what is allowed."""
-    try:
-        return Scenario.model_validate(values)
-    except ValidationError as error:
-        raise ConfigurationError(explain(error, Scenario)) from error
+    return checked(Scenario, values)
 
 
 def parse_welcome(values: Mapping[str, Any], *, allowed: Collection[str] = ()) -> Scenario:
@@ -302,12 +292,4 @@ def parse_welcome(values: Mapping[str, Any], *, allowed: Collection[str] = ()) -
     work = rest.pop("work", None)
     if not isinstance(work, Mapping):
         raise ConfigurationError("work: missing; must say whether edges clip and noise")
-    try:
-        told = WorkTable.model_validate(work)
-    except ValidationError as error:
-        lines = explain(error, WorkTable).splitlines()
-        raise ConfigurationError("\n".join(f"work.{line}" for line in lines)) from error
-    try:
-        return Scenario.model_validate(rest, context={"work": told})
-    except ValidationError as error:
-        raise ConfigurationError(explain(error, Scenario)) from error
+    return checked(Scenario, rest, context={"work": checked(WorkTable, work, key="work.")})

@@ -1,11 +1,28 @@
-"""What the tables of a scenario file have in common, and the small ones; checks here need no other table."""
+"""What the tables of a scenario file have in common, and the small ones; checks here need no other table.
+
+An error names the key, its value and what is allowed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, Self
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from common.devices import (
     LARGEST_JITTER,
@@ -34,6 +51,127 @@ cycled = Field(min_length=1, max_length=100_000)  # of a list that is cycled ove
 one_or_more = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 
 
+RECORD = {"record": True}  # the context of a dump that a record or a welcome holds
+_MOST_LINES = 10  # a scenario may come from a peer, with thousands of wrong values
+_MOST_CHARACTERS = 120  # of a key, of a value
+LIMITS = {
+    "exclusiveMinimum": "> ",
+    "minimum": "≥ ",
+    "exclusiveMaximum": "< ",
+    "maximum": "≤ ",
+}  # by JSON Schema
+
+
+class Table(BaseModel):
+    """A table of a scenario file. What checks of its parts refuse, and a ValueError of its own, is explained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
+    later: ClassVar[
+        tuple[str, ...]
+    ] = ()  # keys that records leave out at their default, so that digests last
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            table = check(values)
+            table.check()
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        return table
+
+    def check(self) -> None:
+        """Raise ConfigurationError or ValueError where values do not go together."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        fields = type(self).model_fields
+        for key in self.later if info.context == RECORD else ():
+            if getattr(self, key) == fields[key].get_default(call_default_factory=True):
+                values.pop(fields[key].alias or key, None)
+        return values
+
+
+AnyTable = TypeVar("AnyTable", bound=Table)
+
+
+def checked(table: type[AnyTable], values: Any, *, key: str = "", context: Any = None) -> AnyTable:
+    """Return values as a table; ConfigurationError has a line for each of the first wrong keys, then how many more.
+
+    A line names the key, below `key`, its value, and what is allowed.
+    """
+    try:
+        return table.model_validate(values, context=context)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        lines = [f"{key}{_line(item, table)}" for item in found[:_MOST_LINES]]
+        if len(found) > _MOST_LINES:
+            lines.append(f"and {len(found) - _MOST_LINES} more")
+        raise ConfigurationError("\n".join(lines)) from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
+
+
+def _line(item: Any, root: type[BaseModel]) -> str:
+    location = item["loc"]
+    key = _short(".".join(str(part) for part in location))
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = (message[0].lower() + message[1:]).replace("tuple", "list")
+    match item["type"]:
+        case "extra_forbidden":
+            allowed = ", ".join(f.alias or key for key, f in _table(root, location[:-1]).model_fields.items())
+            return f"{key} = {_short(repr(item['input']))}: unknown key; allowed are {allowed}"
+        case "missing":
+            return f"{key}: missing"
+        case "value_error":
+            return (
+                message
+                if not key or message.startswith(key) or "." in message.split(":")[0]
+                else f"{key}: {message}"
+            )
+        case _:
+            return f"{key} = {_short(repr(item['input']))}: {message}{_range(root, location)}"
+
+
+def _table(root: type[BaseModel], location: tuple[object, ...]) -> type[BaseModel]:
+    """Return the table that a location lies in."""
+    table = root
+    for part in location:
+        named = {field.alias or key: field for key, field in table.model_fields.items()}
+        table = (str(part) in named and inner_table(named[str(part)])) or table
+    return table
+
+
+def inner_table(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the table that a key opens: itself, one that may be absent, or a list of them."""
+    for one in (field.annotation, *get_args(field.annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
+@lru_cache(maxsize=64)
+def _properties(table: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of a table's keys; a millisecond's work, and an error may ask for it ten times."""
+    properties: dict[str, Any] = table.model_json_schema()["properties"]
+    return properties
+
+
+def _range(root: type[BaseModel], location: tuple[object, ...]) -> str:
+    """Return the allowed range of a number in words, from the JSON schema."""
+    names = [str(part) for part in location if isinstance(part, str)]
+    if not names:
+        return ""
+    schema = _properties(_table(root, tuple(names[:-1]))).get(names[-1], {})
+    flat = [schema, *schema.get("anyOf", [])]
+    flat += [part["items"] for part in flat if "items" in part]
+    limits = [f"{sign}{part[word]}" for part in flat for word, sign in LIMITS.items() if word in part]
+    return f" (allowed: {' and '.join(limits)})" if limits else ""
+
+
 def named(key: str, known: tuple[str, ...]) -> AfterValidator:
     """Refuse a name that is neither built in nor a dotted path, before anything is asked about it."""
 
@@ -45,13 +183,29 @@ def named(key: str, known: tuple[str, ...]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def lasting(values: Mapping[str, Any], later: Mapping[str, object]) -> dict[str, Any]:
-    """Return what a record holds: a key that came later is left out at the value given here, so that digests last."""
-    return {key: value for key, value in values.items() if key not in later or value != later[key]}
+def options_given(table: BaseModel, declared: Collection[str]) -> dict[str, Any]:
+    """Return the options of a mechanism's part that a table gives: declared keys that were set, and all others."""
+    given = {key: getattr(table, key) for key in declared if key in table.model_fields_set}
+    return {key: v for key, v in given.items() if v is not None} | (table.model_extra or {})
 
 
-class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
+def made_part(
+    port: Port, name: str, given: Mapping[str, Any], known: Collection[str], shared: Collection[str] = ()
+) -> Any:
+    """Return the part of the release mechanism that a table names, with its options; raise for any other key.
+
+    `known` are the table's own keys, which no option may be called by but those that are `shared`.
+    """
+    table, described = port.key.partition(".")[0], port.describe(name)
+    if taken := (set(described.names) & set(known)) - set(shared):
+        raise ValueError(f"{port.key} = {name!r}: option {min(taken)!r}: the name is taken; choose another")
+    for key, value in given.items():
+        if key not in described.names:
+            allowed = ", ".join((*known, *described.names))
+            raise ValueError(
+                f"{table}.{_short(key)} = {_short(repr(value))}: unknown key; allowed are {allowed}"
+            )
+    return described.make(given, port.key)
 
 
 class ModelTable(Table):
@@ -79,33 +233,11 @@ class WorkTable(Table):
     centralised: bool = Field(..., description="whether one worker holds all data")
 
 
-def options_given(table: BaseModel, declared: Collection[str]) -> dict[str, Any]:
-    """Return the options of a mechanism's part that a table gives: declared keys that were set, and all others."""
-    given = {key: getattr(table, key) for key in declared if key in table.model_fields_set}
-    return {key: value for key, value in {**given, **(table.model_extra or {})}.items() if value is not None}
-
-
-def made_part(port: Port, name: str, given: Mapping[str, Any], known: Collection[str]) -> Any:
-    """Return the part of the release mechanism that a table names, with its options; ValueError for any other key.
-
-    `known` are the table's keys beside them, for the error's words.
-    """
-    table = port.key.partition(".")[0]
-    try:
-        described = port.describe(name)
-        for key, value in given.items():
-            if key not in described.names:
-                allowed = ", ".join((*known, *described.names))
-                raise ValueError(f"{table}.{key} = {value!r}: unknown key; allowed are {allowed}")
-        return described.make(given, port.key)
-    except ConfigurationError as error:
-        raise ValueError(str(error)) from error
-
-
 class LocalTable(Table):
     """[local]: what an edge does on its own for one message; beside that the options of the work that is named."""
 
-    model_config = ConfigDict(extra="allow")  # options of the work: `_work` checks them
+    model_config = ConfigDict(extra="allow")  # options of the work: `made` checks them
+    later = ("work", "steps", "rate")
 
     work: str | None = Field(
         None,
@@ -118,15 +250,13 @@ class LocalTable(Table):
         None, le=1e6, description="ρ_local: a local step is ρ_local/C times a noised gradient"
     )
 
-    @model_validator(mode="after")
-    def _work(self) -> Self:
+    def check(self) -> None:
         if self.work is None:
             if self.steps > 1 and self.rate is None:
                 raise ValueError(f"local.rate: needed with local.steps = {self.steps}")
             if self.steps == 1 and self.rate is not None:
                 raise ValueError(f"local.rate = {self.rate}: means nothing with local.steps = 1")
         _ = self.made
-        return self
 
     @property
     def made(self) -> LocalWork:
@@ -135,17 +265,8 @@ class LocalTable(Table):
         name = self.work or named_work(given)
         if self.work is None and self.steps == 1:
             given.pop("steps", None)  # said, and the same as not said
-        made: LocalWork = made_part(LOCAL_WORK, name, given, ("work", "steps", "rate"))
+        made: LocalWork = made_part(LOCAL_WORK, name, given, ("work", "steps", "rate"), ("steps", "rate"))
         return made
-
-    def recorded(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return what a record and a welcome hold: keys that say something."""
-        return lasting(values, {"work": None} if self.work is None else {"rate": None, "steps": 1})
-
-    @property
-    def given(self) -> bool:
-        """Whether it says anything: a key that came later is written down only where it does."""
-        return self.steps > 1 or self.work is not None
 
 
 class DelaysTable(Table):
@@ -164,8 +285,7 @@ class DelaysTable(Table):
     )
     file: str | None = Field(None, description="recorded: CSV with columns edge,compute,up,down in seconds")
 
-    @model_validator(mode="after")
-    def _file(self) -> Self:
+    def check(self) -> None:
         if self.kind == "recorded" and self.file is None:
             raise ValueError("delays.file: needed with delays.kind = 'recorded'")
         if self.kind != "recorded" and self.file is not None:
@@ -174,7 +294,6 @@ class DelaysTable(Table):
             )
         if self.kind == "uniform" and self.spread > 1:
             raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with delays.kind = 'uniform'")
-        return self
 
 
 class EvaluationTable(Table):
@@ -192,6 +311,8 @@ class EvaluationTable(Table):
 class RecordsTable(Table):
     """[records]"""
 
+    later = ("keep_gradients", "durability")
+
     events: bool = Field(True, description="write events.jsonl")
     diagnostics: bool = Field(False, description="record gradient norms before noise: NOT private")
     keep_gradients: bool | None = Field(
@@ -202,10 +323,6 @@ class RecordsTable(Table):
     durability: Literal["process", "power"] = Field(
         "process", description="what an answered update survives: a SIGKILL of the cloud, or a power failure"
     )
-
-    def recorded(self) -> dict[str, Any]:
-        """Return what a record holds."""
-        return lasting(self.model_dump(mode="json"), {"keep_gradients": None, "durability": "process"})
 
 
 class LinkTable(Table):
@@ -228,14 +345,12 @@ class LinkTable(Table):
         description="[start, duration] in seconds since the edge began",
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
+    def check(self) -> None:
         """Refuse here what would end every edge that is given this link."""
         try:
             link_profile(self.model_dump())
         except ConfigurationError as error:
             raise ValueError(str(error).removeprefix("link: ")) from error
-        return self
 
 
 class TestbedTable(Table):
@@ -303,8 +418,7 @@ class DeviceTable(Table):
     )
     availability: AvailabilityTable | None = Field(None, description="when the edge is there; absent: always")
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
+    def check(self) -> None:
         """Refuse here what would end every edge that is given this device."""
         phases = 1 if self.availability is None else len(self.availability.phase or [0.0])
         try:
@@ -315,7 +429,6 @@ class DeviceTable(Table):
             raise ValueError(
                 text if text.startswith("device") else f"device {self.name!r}: {text}"
             ) from error
-        return self
 
     def profile(self, index: int) -> DeviceProfile:
         """Return the device in the core's own form, of edge k."""

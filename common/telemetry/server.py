@@ -58,13 +58,13 @@ class LastReadings(Collector):
     ) -> None:
         self._loop, self._read, self._say, self._every = loop, read, say, every
         self._readings: Readings = {}
-        self._failed = self._ended = False
+        self._failed = self.ended = False
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
-    def start(self) -> None:
+    def read(self) -> None:
         """Read now, and then every so often; a reading that fails is said once and does not end the service."""
-        if self._ended:
+        if self.ended:
             return
         try:
             self._readings = self._read()
@@ -72,10 +72,7 @@ class LastReadings(Collector):
             if not self._failed:
                 self._say(f"metrics cannot be read, the run goes on: {error!r}")
             self._failed = True
-        self._loop.call_later(self._every, self.start)
-
-    def end(self) -> None:
-        self._ended = True
+        self._loop.call_later(self._every, self.read)
 
     def collect(self) -> Iterable[Metric]:
         return [_metric(family, reading) for family, reading in self._readings.items()]
@@ -86,17 +83,14 @@ def _metric(family: Family, reading: float | Mapping[str, float] | Buckets) -> M
         ends = [*(f"{bound:g}" for bound in reading.bounds), "+Inf"]
         buckets = list(zip(ends, reading.cumulative(), strict=True))
         return HistogramMetricFamily(family.name, family.text, buckets=buckets, sum_value=reading.total)
-    made: CounterMetricFamily | GaugeMetricFamily
     labels = [] if family.label is None else [family.label]
-    if family.kind is MetricKind.COUNTER:
-        made = CounterMetricFamily(family.name.removesuffix("_total"), family.text, labels=labels)
+    kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
+    made = kind(family.name.removesuffix("_total"), family.text, labels=labels)
+    if isinstance(reading, Mapping):
+        for value, number in family.samples(reading):
+            made.add_metric([value], number)
     else:
-        made = GaugeMetricFamily(family.name, family.text, labels=labels)
-    if not isinstance(reading, Mapping):
         made.add_metric([], reading)
-        return made
-    for value, number in family.samples(reading):
-        made.add_metric([value], number)
     return made
 
 
@@ -110,44 +104,35 @@ class MetricsServer(ThreadingWSGIServer):
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
         self.set_app(make_wsgi_app(registry, disable_compression=True))
-        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self.open: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(0.1,), name="mapa-metrics", daemon=True
-        )
 
     def start(self) -> None:
-        self._thread.start()
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="mapa-metrics", daemon=True).start()
 
     def close(self) -> None:
         """End the thread and every connection, and free the port."""
         self.shutdown()
         self.server_close()
         with self._lock:
-            for connection in self._open:
+            for connection in self.open:
                 _hang_up(connection)
-
-    @property
-    def connections(self) -> int:
-        """Return how many are open."""
-        with self._lock:
-            return len(self._open)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own. Called in the accepting thread, which is what limits the rate."""
         request.settimeout(SILENCE)
         with self._lock:
-            if len(self._open) >= CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
+            if len(self.open) >= CONNECTIONS:
+                oldest = next(iter(self.open))
+                del self.open[oldest]
                 _hang_up(oldest)
-            self._open[request] = None
+            self.open[request] = None
         super().process_request(request, client_address)
         time.sleep(1 / A_SECOND)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._open.pop(request, None)
+            self.open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -180,12 +165,12 @@ def serving(
     readings = LastReadings(loop, read, say, every=every)
     server = MetricsServer(listener, readings.registry)
     host, port = listener.getsockname()[:2]
-    readings.start()
+    readings.read()
     server.start()
     shown = f"[{host}]" if ":" in host else host
     say(f"metrics on http://{shown}:{port}/metrics, for everybody who reaches it")
     try:
         yield
     finally:
-        readings.end()
+        readings.ended = True
         server.close()

@@ -6,7 +6,7 @@ import ipaddress
 import re
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigurationError
@@ -89,11 +89,8 @@ class Credentials:
     """User name, password and TLS files for a broker."""
 
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
-
-    def __repr__(self) -> str:  # never the password
-        return f"Credentials(username={self.username!r})"
 
 
 def still_trying(address: BrokerAddress, timeout: float, reason: str) -> str:
@@ -133,9 +130,7 @@ class MqttOptions:
 
     address: BrokerAddress
     client_id: str
-    username: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
+    credentials: Credentials = field(default_factory=Credentials)
     server_name: str | None = None  # that the broker's certificate must bear; None: the address's host
     will: Will | None = None
     keepalive: int = 30  # seconds; the broker gives a silent client one and a half of them
@@ -146,9 +141,6 @@ class MqttOptions:
     max_queued: int = 1000  # QoS 1 messages that wait
     max_packet: int = 1 << 28  # bytes; larger ones are skipped. MqttChannel.allow changes it later
     max_unsent: int = 1 << 26  # bytes that the broker has not taken; QoS 0 is dropped beyond
-
-    def __repr__(self) -> str:  # never the password
-        return f"MqttOptions({self.address}, client_id={self.client_id!r}, username={self.username!r})"
 
 
 def open_socket(options: MqttOptions) -> socket.socket:
@@ -165,9 +157,10 @@ def open_socket(options: MqttOptions) -> socket.socket:
             return plain
         # Without it on both ends small messages fall to a tenth of the rate.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if options.tls is None:
+        tls = options.credentials.tls
+        if tls is None:
             return plain
-        return options.tls.context().wrap_socket(plain, server_hostname=options.server_name or address.host)
+        return tls.context().wrap_socket(plain, server_hostname=options.server_name or address.host)
     except BaseException:
         plain.close()
         raise

@@ -47,28 +47,25 @@ class LinkProfile:
     partitions: tuple[tuple[float, float], ...] = ()  # (start, duration) in seconds since the relay opened
 
     def __post_init__(self) -> None:
-        def check(condition: bool, fault: str) -> None:
-            if not condition:
-                raise ConfigurationError(f"link {self.name!r}: {fault}")
+        if (fault := self._fault()) is not None:
+            raise ConfigurationError(f"link {self.name!r}: {fault}")
 
+    def _fault(self) -> str | None:
         for key, value in (("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)):
-            check(0 <= value <= LONGEST_DELAY_MS, f"{key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}")
-        if self.rate_kbps is not None:
-            within = LEAST_RATE_KBPS <= self.rate_kbps < math.inf
-            check(within, f"rate_kbps = {self.rate_kbps}: must be {LEAST_RATE_KBPS:g} or more")
-        check(
-            not self.jitter_ms or self.distribution is not Distribution.CONSTANT,
-            f"jitter_ms = {self.jitter_ms}: a constant link has no jitter; "
-            f"set distribution to one of {[law.value for law in Distribution][1:]}",
-        )
-        count = len(self.partitions)
-        check(count <= MOST_PARTITIONS, f"{count} partitions: must be at most {MOST_PARTITIONS}")
-        for start, duration in self.partitions:
-            check(
-                0 <= start <= LATEST_PARTITION and 0 < duration <= LONGEST_PARTITION,
-                f"partition ({start}, {duration}): must start from 0 to {LATEST_PARTITION:.0f} s and last above 0, at"
-                f" most {LONGEST_PARTITION:.0f} s",
-            )
+            if not 0 <= value <= LONGEST_DELAY_MS:
+                return f"{key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}"
+        if self.rate_kbps is not None and not LEAST_RATE_KBPS <= self.rate_kbps < math.inf:
+            return f"rate_kbps = {self.rate_kbps}: must be {LEAST_RATE_KBPS:g} or more"
+        if self.jitter_ms and self.distribution is Distribution.CONSTANT:
+            laws = [law.value for law in Distribution][1:]
+            return f"jitter_ms = {self.jitter_ms}: a constant link has no jitter; set distribution to one of {laws}"
+        if len(self.partitions) > MOST_PARTITIONS:
+            return f"{len(self.partitions)} partitions: must be at most {MOST_PARTITIONS}"
+        for start, length in self.partitions:
+            if not (0 <= start <= LATEST_PARTITION and 0 < length <= LONGEST_PARTITION):
+                most = f"{LATEST_PARTITION:.0f} s and last above 0, at most {LONGEST_PARTITION:.0f} s"
+                return f"partition ({start}, {length}): must start from 0 to {most}"
+        return None
 
     @property
     def mean_delay_ms(self) -> float:
@@ -82,22 +79,16 @@ class LinkProfile:
         return not (self.delay_ms or self.jitter_ms or self.rate_kbps or self.partitions)
 
 
-def _preset(name: str, delay_ms: float, jitter_ms: float, law: Distribution, mbps: float) -> LinkProfile:
-    return LinkProfile(
-        name=name, delay_ms=delay_ms, jitter_ms=jitter_ms, distribution=law, rate_kbps=1000 * mbps
-    )
-
-
 # One way, typical rather than best: half of the round trips that such links show under light load.
 PRESETS: Mapping[str, LinkProfile] = {
-    link.name: link
-    for link in (
-        _preset("lan", 0.3, 0.05, Distribution.UNIFORM, 1000),
-        _preset("wifi", 2, 1.5, Distribution.EXPONENTIAL, 50),
-        _preset("5g", 8, 3, Distribution.LOGNORMAL, 100),
-        _preset("4g", 25, 10, Distribution.LOGNORMAL, 20),
-        _preset("wan", 40, 4, Distribution.NORMAL, 100),
-        _preset("satellite", 270, 15, Distribution.NORMAL, 10),  # geostationary
+    name: LinkProfile(name=name, delay_ms=delay, jitter_ms=jitter, distribution=law, rate_kbps=1000 * mbps)
+    for name, delay, jitter, law, mbps in (
+        ("lan", 0.3, 0.05, Distribution.UNIFORM, 1000),
+        ("wifi", 2, 1.5, Distribution.EXPONENTIAL, 50),
+        ("5g", 8, 3, Distribution.LOGNORMAL, 100),
+        ("4g", 25, 10, Distribution.LOGNORMAL, 20),
+        ("wan", 40, 4, Distribution.NORMAL, 100),
+        ("satellite", 270, 15, Distribution.NORMAL, 10),  # geostationary
     )
 }
 
@@ -143,6 +134,10 @@ class LinkClock:
             (opened + start, opened + start + length) for start, length in profile.partitions
         )
         self._line_free = self._last_due = opened
+
+    def take(self, data: bytes | None, now: float) -> list[tuple[float, bytes | None]]:
+        """Return what is sent on, and when."""
+        return [(self.due(now, len(data or b"")), data)]
 
     def due(self, now: float, size: int) -> float:
         """Return when a chunk that comes now may go on.

@@ -48,11 +48,6 @@ class SelectorLoop:
             self._waker.send(b"\0")
 
     @property
-    def serving(self) -> bool:
-        """Whether some thread serves now."""
-        return self._server is not None
-
-    @property
     def here(self) -> bool:
         """Whether this is the thread that serves now."""
         return self._server == threading.get_ident()

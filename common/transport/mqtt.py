@@ -26,20 +26,12 @@ from common.transport.connection import (
 from common.transport.loop import READ, WRITE, SelectorLoop
 from common.transport.stream import PacketStream, publish_head
 
-__all__ = ["MQTTMessage", "ReasonCode", "StreamClient", "is_denial", "is_unexplained"]
-
 _DENIED = ("Bad user name or password", "Not authorized")
+_UNEXPLAINED = "Unspecified error"  # of a connection that the other side closed
 _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # without a connection it waits
-
-
-def is_denial(code: ReasonCode) -> bool:
-    """Return whether a CONNECT was refused for its credentials."""
-    return str(code) in _DENIED
-
-
-def is_unexplained(code: ReasonCode) -> bool:
-    """Return whether a connection ended without a reason: the other side closed it."""
-    return str(code) == "Unspecified error"
+_NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
+_LARGE = 512  # bytes; no broker refuses less
+_LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
 class StreamClient(paho.Client):
@@ -56,16 +48,16 @@ class StreamClient(paho.Client):
         self._open_stream = open_stream
         self._handing = threading.Lock()
         self._handed = self._acknowledged = 0  # QoS 1 messages
-        self._behind: set[int] = set()  # QoS 0 messages that wait behind them
+        self._behind: dict[int, int] = {}  # QoS 0 messages that wait behind them, with their bytes
         self.max_inflight_messages_set(options.max_inflight)
         self.max_queued_messages_set(options.max_queued)
-        if options.username is not None:
-            self.username_pw_set(options.username, options.password)
-        if options.will is not None:
-            will = options.will
+        given = options.credentials
+        if given.username is not None:
+            self.username_pw_set(given.username, given.password)
+        if (will := options.will) is not None:
             self.will_set(will.topic, will.payload, will.qos, will.retain)
-        if options.tls is not None:
-            options.tls.context()  # a wrong file is the operator's to fix, before anything connects
+        if given.tls is not None:
+            given.tls.context()  # a wrong file is the operator's to fix, before anything connects
         self.on_publish = self._published
         # Its presence keeps paho from writing in the publisher's thread, where packets could mix.
         self.on_socket_register_write = lambda *_: None
@@ -91,25 +83,22 @@ class StreamClient(paho.Client):
 
     def publish_behind(self, topic: str, payload: bytes, retain: bool) -> None:
         """Queue a QoS 0 message behind what waits; with a connection only."""
-        self._behind.add(self.publish(topic, payload, 0, retain).mid)
+        self._behind[self.publish(topic, payload, 0, retain).mid] = len(payload)
+
+    @property
+    def bytes_behind(self) -> int:
+        return sum(self._behind.values())
 
     def forget_behind(self) -> None:
         """The connection is gone, and with it what waited without acknowledgement."""
         self._behind.clear()
 
     def _published(self, _client: Any, _userdata: Any, mid: int, *_: Any) -> None:
-        if mid in self._behind:
-            self._behind.discard(mid)
-        else:
+        if self._behind.pop(mid, None) is None:
             self._acknowledged += 1
 
     def _create_socket(self) -> Any:
         return self._open_stream()
-
-
-_NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
-_LARGE = 512  # bytes; no broker refuses less
-_LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
 class MqttChannel:
@@ -148,8 +137,9 @@ class MqttChannel:
         self._closing = False
         self._hasty = False  # only the final messages remain: try often
         self._until = 0.0  # when closing: no longer than this
-        self._closed = threading.Event()
+        self.closed = False
         self._max_packet = options.max_packet
+        self._upkeep_period = max(0.1, options.keepalive / 4)  # seconds
         self._last_size = 0  # bytes of the last message on this connection
         self._lost_behind = (0, 0)  # that size when the last connection was lost, and how often in a row
         self._client = StreamClient(options, self._open_stream)
@@ -165,33 +155,16 @@ class MqttChannel:
         return self._routes.violations
 
     def connect(self, timeout: float, say: Callable[[str], None] | None = None) -> None:
-        """Connect within `timeout` seconds, retrying, which is said; later losses are repaired by the loop."""
-        if self._loop.here:
-            raise LocalProtocolError("connect waits for the loop; a callback must use open")
+        """Serve the loop until there is a connection, at most `timeout` seconds; retries are said.
+
+        Later losses are repaired by the loop. A callback, and a thread beside the loop's, must use `open`.
+        """
         until = self._loop.now() + timeout
-        arrived = threading.Event()
-
-        untold = [] if say is None else [say]
-
-        def settled() -> bool:
-            if untold and self.failed and self.refusal is None:
-                untold.pop()(still_trying(self.options.address, timeout, self.last_error))
-            if self.connected or self.refusal is not None:
-                arrived.set()
-            return arrived.is_set()
-
-        if self._loop.serving:
-
-            def poll() -> None:
-                if not settled() and self._loop.now() < until:
-                    self._loop.call_later(0.01, poll)
-
-            self.open()
-            self._loop.post(poll)
-            arrived.wait(timeout)
-        else:
-            self.open()
-            self._loop.serve(settled, until=until)
+        self.open()
+        self._loop.serve(lambda: self.connected or self.failed or self.refusal is not None, until=until)
+        if say is not None and self.failed and self.refusal is None:
+            say(still_trying(self.options.address, timeout, self.last_error))
+        self._loop.serve(lambda: self.connected or self.refusal is not None, until=until)
         if self.refusal is not None:
             self.close(0)
             raise ConfigurationError(f"broker {self.options.address}: {self.refusal}")
@@ -206,10 +179,6 @@ class MqttChannel:
     @property
     def failed(self) -> bool:
         return not self.connected and self._attempts > 0
-
-    @property
-    def closed(self) -> bool:
-        return self._closed.is_set()
 
     @property
     def owing(self) -> bool:
@@ -231,6 +200,8 @@ class MqttChannel:
         if stream is None or not self.connected:
             return False
         if self._client.want_write() and self._loop.here:  # never overtake a QoS 1 message of ours
+            if stream.full or self._client.bytes_behind > self.options.max_unsent:
+                return False
             self._client.publish_behind(topic, payload, retain)
             self._loop.post(self._write_paho)
             return True
@@ -253,20 +224,18 @@ class MqttChannel:
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages, disconnect and end; meanwhile wait for a broker that is unreachable.
 
-        From a callback it only begins; it ends while the loop goes on. Called again, it can only end sooner.
+        From a callback it only begins; it ends while the loop serves. Called again, it can only end sooner.
         """
         until = self._loop.now() + timeout
         if self._closing:
             self._until = min(self._until, until)
             return
         self._closing, self._until = True, until
-        self._loop.post(self._begin_end)
-        if self._loop.here:
-            return
-        if self._loop.serving:
-            self._closed.wait(timeout + 1)
-        else:
-            self._loop.serve(self._closed.is_set, until=until + 1)
+        if self.owing:
+            self._loop.post(self.hasten)
+        self._loop.post(self._end)
+        if not self._loop.here:
+            self._loop.serve(lambda: self.closed, until=until + 1)
 
     def abort(self) -> None:
         """Drop the connection without a DISCONNECT, as a crash would: the last will is published.
@@ -280,7 +249,7 @@ class MqttChannel:
         if stream is not None:
             self._socket_closing()
             stream.close()
-        self._closed.set()
+        self.closed = True
 
     # connecting
 
@@ -300,7 +269,7 @@ class MqttChannel:
             self._later(str(error))
             return
         except (OSError, ValueError) as error:
-            self._later(advised(error, tls=self.options.tls is not None))
+            self._later(advised(error, tls=self.options.credentials.tls is not None))
             return
         stream = self._client.socket()
         assert isinstance(stream, PacketStream)
@@ -324,22 +293,20 @@ class MqttChannel:
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
 
     def _no_greeting(self) -> None:
-        self._drop(
-            f"no MQTT CONNACK within {self.options.connect_timeout:g} s: is this port an MQTT broker's?{self._tls_hint}"
-        )
-
-    def _drop(self, reason: str) -> None:
-        stream = self._stream
-        if stream is not None:
-            stream.ended = True
-            self.last_error, self._explained = reason, True
+        if self._stream is not None:
+            self._stream.ended = True
+            waited, self._explained = f"{self.options.connect_timeout:g} s", True
+            self.last_error = (
+                f"no MQTT CONNACK within {waited}: is this port an MQTT broker's?{self._tls_hint}"
+            )
             self._read_paho()  # paho reads the end, and closes
 
     def _greet(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, _properties: Any) -> None:
         if code.is_failure:
             self.last_error, self._explained = f"refused: {code}", True
-            if is_denial(code):
-                self.refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
+            if str(code) in _DENIED:
+                user = self.options.credentials.username
+                self.refusal = f"refused user {user!r}: {str(code).lower()}"
             return
         for topic_filter, (_callback, qos) in self._routes.filters.items():
             self._client.subscribe(topic_filter, qos)
@@ -364,7 +331,7 @@ class MqttChannel:
     @property
     def _tls_hint(self) -> str:
         """What a failure may mean where this side speaks no TLS."""
-        plain = self.options.tls is None and not self.options.address.is_unix
+        plain = self.options.credentials.tls is None and not self.options.address.is_unix
         return "; if it is a TLS port, connect with --tls-ca CA (or --tls)" if plain else ""
 
     def _loss(self, code: ReasonCode) -> str:
@@ -374,7 +341,7 @@ class MqttChannel:
         """
         size, former = self._last_size, self._lost_behind[0]
         self._lost_behind = (size, self._lost_behind[1] + 1 if size == former else 1)
-        if not is_unexplained(code):
+        if str(code) != _UNEXPLAINED:
             return str(code)
         if size >= _LARGE and self._lost_behind[1] > 1:
             return (
@@ -382,11 +349,6 @@ class MqttChannel:
                 f" it may refuse messages of that size; {SIZE_HINT}"
             )
         return "disconnected by the broker: it has stopped, or another client uses this client id"
-
-    def _note_answer(self) -> None:
-        """Blame no message's size for a loss where the broker went on after one of that size."""
-        if self._last_size >= _LARGE:
-            self._lost_behind = (0, 0)
 
     def _socket_closing(self) -> None:
         if self._stream is not None:
@@ -414,7 +376,8 @@ class MqttChannel:
                 while True:
                     packet = stream.take_publish()
                     if packet is not None:
-                        self._note_answer()
+                        if self._last_size >= _LARGE:
+                            self._lost_behind = (0, 0)  # the broker went on after a message of that size
                         self._routes.deliver(*packet, retained=stream.retained)
                         if self._stream is not stream:
                             return
@@ -424,8 +387,11 @@ class MqttChannel:
                             return
                     else:
                         break
-            if stream.skipped:
-                self._note_skipped(stream)
+            skipped, stream.skipped = stream.skipped, 0
+            for _ in range(skipped):
+                self._routes.violated(
+                    UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+                )
         if self._client.want_write():
             self._write_paho()
 
@@ -435,18 +401,8 @@ class MqttChannel:
         except UnicodeDecodeError:
             self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
             return
-        if (
-            message.topic == UNREAD
-        ):  # the stand-in of a skipped packet, to be acknowledged: see `_note_skipped`
-            return
-        self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
-
-    def _note_skipped(self, stream: PacketStream) -> None:
-        count, stream.skipped = stream.skipped, 0
-        for _ in range(count):
-            self._routes.violated(
-                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
-            )
+        if message.topic != UNREAD:  # the stand-in of a skipped packet: acknowledged, and no more
+            self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
 
     def _read_paho(self) -> None:
         self._in_paho = True
@@ -472,10 +428,6 @@ class MqttChannel:
             self._later(self.last_error)
             if lost and self.on_lost is not None:
                 self.on_lost(self.last_error)
-
-    @property
-    def _upkeep_period(self) -> float:
-        return max(0.1, self.options.keepalive / 4)
 
     def _keep_alive(self) -> None:
         self._client.loop_misc()
@@ -520,11 +472,6 @@ class MqttChannel:
             self._retry.cancel()
             self._retry = self._loop.call_later(0.0, self._attempt)
 
-    def _begin_end(self) -> None:
-        if self.owing:
-            self.hasten()
-        self._end()
-
     def _end(self) -> None:
         if self.closed:
             return
@@ -535,4 +482,4 @@ class MqttChannel:
         self._client.disconnect()
         if self._client.want_write():
             self._client.loop_write()
-        self._closed.set()
+        self.closed = True

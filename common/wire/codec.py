@@ -111,30 +111,41 @@ def _decode_hot(
 
 # ---- cold: everything else, by schema
 
+ColdMessage = Hello | Welcome | Refuse | Leave | Halt | Presence
+_SCHEMAS: dict[type, type[v1.Message]] = {
+    Hello: v1.HelloV1,
+    Welcome: v1.WelcomeV1,
+    Refuse: v1.RefuseV1,
+    Leave: v1.LeaveV1,
+    Halt: v1.HaltV1,
+    Presence: v1.PresenceV1,
+}
 
-def encode_hello(hello: Hello) -> bytes:
-    """Return the bytes of a hello; the edge id travels in the topic."""
-    parameters, preparing = dict(hello.parameters), hello.preparing or None
-    return _encode_cold(v1.HelloV1, hello, parameters=parameters, preparing=preparing)
+
+def encode(message: ColdMessage) -> bytes:
+    """Return the bytes of a message, checked as its receiver will check them; an edge's id travels in the topic."""
+    schema, limit = _SCHEMAS[type(message)], v1.COLD_LIMIT
+    fields = {name: getattr(message, name) for name in schema.model_fields if name not in _HEAD}
+    if isinstance(message, Hello):
+        fields |= {"parameters": dict(message.parameters), "preparing": message.preparing or None}
+    elif isinstance(message, Welcome):
+        limit, fields["scenario"] = v1.WELCOME_LIMIT, dict(message.scenario)
+        if not v1.bounded(fields["scenario"]):
+            raise LocalProtocolError(
+                f"welcome: scenario is not JSON-like or printable, or deeper than {v1.DEPTH_LIMIT}, or too large"
+            )
+    try:
+        packed: bytes = msgpack.packb(schema.model_validate(fields).model_dump())
+    except ValidationError as error:
+        raise LocalProtocolError(f"{_kind(schema)}: {_faults(error)}") from error
+    if len(packed) > limit:
+        raise LocalProtocolError(f"{_kind(schema)}: {len(packed)} bytes, at most {limit}")
+    return packed
 
 
 def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
     fields = _decode_cold(v1.HelloV1, payload)
     return Hello(edge_id=edge_id, **{**fields, "preparing": fields["preparing"] is not None})
-
-
-def encode_welcome(welcome: Welcome) -> bytes:
-    scenario = dict(welcome.scenario)
-    if not v1.bounded(scenario):
-        raise LocalProtocolError(
-            f"welcome: scenario is not JSON-like or printable, or deeper than {v1.DEPTH_LIMIT}, or too large"
-        )
-    return _encode_cold(v1.WelcomeV1, welcome, v1.WELCOME_LIMIT, scenario=scenario)
-
-
-def encode_refuse(refuse: Refuse) -> bytes:
-    """Return the bytes of a refuse, which travels on welcome's topic."""
-    return _encode_cold(v1.RefuseV1, refuse)
 
 
 def decode_answer(edge_id: EdgeId, payload: bytes) -> Welcome | Refuse:
@@ -152,44 +163,17 @@ def decode_answer(edge_id: EdgeId, payload: bytes) -> Welcome | Refuse:
     return welcome
 
 
-def encode_leave(leave: Leave) -> bytes:
-    """Return the bytes of a leave, or of a last will."""
-    return _encode_cold(v1.LeaveV1, leave)
-
-
 def decode_leave(edge_id: EdgeId, payload: bytes) -> Leave:
     """Return the leave, or the last will, of an edge."""
     return Leave(edge_id, **_decode_cold(v1.LeaveV1, payload))
-
-
-def encode_halt(halt: Halt) -> bytes:
-    return _encode_cold(v1.HaltV1, halt)
 
 
 def decode_halt(payload: bytes) -> Halt:
     return Halt(**_decode_cold(v1.HaltV1, payload))
 
 
-def encode_presence(presence: Presence) -> bytes:
-    return _encode_cold(v1.PresenceV1, presence)
-
-
 def decode_presence(payload: bytes) -> Presence:
     return Presence(**_decode_cold(v1.PresenceV1, payload))
-
-
-def _encode_cold(
-    schema: type[v1.Message], message: object, limit: int = v1.COLD_LIMIT, **changed: object
-) -> bytes:
-    """Return the bytes of a message whose attributes are the schema's fields, checked as a peer would."""
-    fields = {name: getattr(message, name) for name in schema.model_fields if name not in _HEAD} | changed
-    try:
-        packed: bytes = msgpack.packb(schema.model_validate(fields).model_dump())
-    except ValidationError as error:
-        raise LocalProtocolError(f"{_kind(schema)}: {_faults(error)}") from error
-    if len(packed) > limit:
-        raise LocalProtocolError(f"{_kind(schema)}: {len(packed)} bytes, at most {limit}")
-    return packed
 
 
 def _decode_cold(schema: type[v1.Message], payload: bytes) -> dict[str, Any]:

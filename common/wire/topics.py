@@ -13,7 +13,6 @@ from common.quantities import EdgeId, RunId
 VERSION = 1
 _ROOT = f"mapa/v{VERSION}"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_ALLOWED = "allowed are 1 to 64 of A-Z a-z 0-9 . _ - (not `.` or `..`)"
 _LONGEST = len(_ROOT) + 2 * 64 + 32
 
 
@@ -45,15 +44,19 @@ def is_name(text: str) -> bool:
 
 
 def run_id(text: str) -> RunId:
-    if not is_name(text):
-        raise ConfigurationError(f"run = {text!r}: {_ALLOWED}")
-    return RunId(text)
+    return RunId(_checked("run", text))
 
 
 def edge_id(text: str) -> EdgeId:
+    return EdgeId(_checked("edge id", text))
+
+
+def _checked(key: str, text: str) -> str:
     if not is_name(text):
-        raise ConfigurationError(f"edge id = {text!r}: {_ALLOWED}")
-    return EdgeId(text)
+        raise ConfigurationError(
+            f"{key} = {text!r}: allowed are 1 to 64 of A-Z a-z 0-9 . _ - (not `.` or `..`)"
+        )
+    return text
 
 
 def edge_topic(run: RunId, edge: EdgeId, leaf: EdgeTopic) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
+from common.errors import ConfigurationError
 from common.mechanism.guarantee import Adjacency, Scope
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.work.single_step import SingleStep
-from common.models.model import Features
+from common.models.model import Features, feature_length
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
+from common.scenario.parts import noised_dimension
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.claims import Claim, Floats
+from experiments.audit.claims import Floats
 from experiments.audit.design import (
     CLIP,
     LOUD,
@@ -27,45 +29,30 @@ from experiments.audit.design import (
     with_extra,
     written,
 )
-from experiments.audit.game import Finding, Playable, turned
+from experiments.audit.game import Game, turned
+from mapa.simulation.simulator import World
 
 LONGEST_LAG = 300
 _LEARNING = 700  # releases with the canary zeroed: noise alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaggedGame:
-    """A canary that pulls one way and, ℓ releases later, the other; ℓ is where noise was most alike."""
+def lagged(name: str, design: Design, rounds: int) -> Game:
+    """Return the game of a canary that pulls one way and, ℓ releases later, the other; noise was most alike ℓ apart."""
 
-    name: str
-    design: Design
-    rounds: int
-
-    @property
-    def claim(self) -> Claim:
-        return replace(self.design, releases=2).claim
-
-    @property
-    def cost(self) -> int:
-        return 2 * self.rounds + _LEARNING
-
-    def play(self, *, alpha: float, seed: int) -> Finding:
-        lag = self._most_alike(seed)
-        signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(self.design.canary.size)
-        pair = replace(self.design, releases=2, steer=signs)
-        aim = replace(self.design, releases=2, steer=signs[[0, lag]]).aim
-        game = replace(pair.game(self.name, self.rounds), score=aim.ratio, learner=aim.learned, lag=lag)
-        finding = game.play(alpha=alpha, seed=seed + 1)
-        return replace(finding, name=f"{self.name} ({lag} apart)")
-
-    def _most_alike(self, seed: int) -> int:
-        worker, [x] = self.design.worker(False, seed), self.design.path
-        noise = np.array(
-            [worker.gradient(x, self.design.sensitivity, n + 1) for n in range(_LEARNING)], np.float64
-        )
+    def prepare(seed: int) -> tuple[Game, int]:
+        worker, [x] = design.worker(False, seed), design.path
+        made = [worker.gradient(x, design.sensitivity, n + 1) for n in range(_LEARNING)]
+        noise = np.array(made, np.float64)
         noise -= noise.mean(axis=0)
-        alike: Floats = np.array([(noise[:-lag] * noise[lag:]).mean() for lag in range(1, LONGEST_LAG + 1)])
-        return int(np.argmax(np.abs(alike))) + 1
+        alike = [abs((noise[:-lag] * noise[lag:]).mean()) for lag in range(1, LONGEST_LAG + 1)]
+        lag = int(np.argmax(alike)) + 1
+        signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(design.canary.size)
+        aim = replace(pair, steer=signs[[0, lag]]).aim
+        game = replace(pair, steer=signs).game(f"{name} ({lag} apart)", rounds)
+        return replace(game, score=aim.ratio, learner=aim.learned, lag=lag), seed + 1
+
+    pair = replace(design, releases=2)
+    return replace(pair.game(name, rounds), preparing=_LEARNING, prepare=prepare)
 
 
 _BATCH = 4  # b: seldom empty, and few enough that their codes hardly disturb each other
@@ -75,86 +62,54 @@ _CLEAR = 7.0  # distance of a canary that is in every batch, in standard deviati
 _MOST_RELEASES = 2048
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MostDrawn:
-    """A canary in the row that was drawn most often; b = 4, and as many rows as the shard has."""
+def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game:
+    """Return the game of a canary in the row that was drawn most often; b = 4, and as many rows as the shard has."""
+    mechanism, size = replace(resized(message.mechanism, _BATCH), work=SingleStep()), message.canary.size
+    blocks = min(_MOST_ROWS, max(_FEWEST_ROWS, shard_size)) // (_BATCH * _OF_EPOCH)
+    releases = _OF_EPOCH if mechanism.sampler.by_epoch else 1
+    design = replace(message, mechanism=mechanism, shard_size=blocks * _BATCH * _OF_EPOCH, releases=releases)
+    assert mechanism.law is not None
+    noise = 4 * mechanism.law.relative_second_moment(size) / size
+    # after so many releases a canary in every batch stands out from noise and the others' codes
+    learning = min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
+    game = design.game(name, rounds) if releases > 1 else design.likely(name, rounds)
 
-    name: str
-    mechanism: Mechanism
-    shard_size: int
-    dimension: int
-    rounds: int
-    plant: Plant = field(default=honest)
-    regularization: float = 0.0  # λ
-
-    @property
-    def design(self) -> Design:
-        last = np.zeros(self.dimension)
-        last[-1] = float(LOUD)
-        rows = (
-            min(_MOST_ROWS, max(_FEWEST_ROWS, self.shard_size)) // (_BATCH * _OF_EPOCH) * _BATCH * _OF_EPOCH
-        )
-        return Design(
-            mechanism=replace(resized(self.mechanism, _BATCH), work=SingleStep()),
-            regularization=self.regularization,
-            shard_size=rows,
-            canary=last,
-            releases=_OF_EPOCH if self.mechanism.sampler.by_epoch else 1,
-            plant=self.plant,
-        )
-
-    @property
-    def claim(self) -> Claim:
-        return self.design.claim
-
-    @property
-    def cost(self) -> int:
-        return self.rounds * self.design.releases + self._learning
-
-    @property
-    def _learning(self) -> int:
-        """Return after how many releases a canary in every batch stands out from noise and the others' codes."""
-        assert self.mechanism.law is not None
-        noise = 4 * self.mechanism.law.relative_second_moment(self.dimension) / self.dimension
-        return min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
-
-    def play(self, *, alpha: float, seed: int) -> Finding:
-        design, row = self.design, self._most_drawn(seed)
+    def prepare(seed: int) -> tuple[Game, int]:
+        row = _most_drawn_row(design, learning, seed)
 
         def worker(there: bool, seed: int | None) -> EdgeWorker:
             made = design.worker(there, seed)
             made.shard = turned(made.shard, row)
             return made
 
-        game = design.game(self.name, self.rounds)
-        if design.releases == 1:
-            game = design.likely(self.name, self.rounds)
         epoch = design.shard_size // _BATCH
         after = (
-            -(-self._learning // epoch) * epoch
+            -(-learning // epoch) * epoch
         )  # what was learned from is not judged, nor the rest of its epoch
-        return replace(game, worker=worker, turning=False, after=after).play(alpha=alpha, seed=seed)
+        return replace(game, worker=worker, turning=False, after=after), seed
 
-    def _most_drawn(self, seed: int) -> int:
-        design, count = self.design, self._learning
-        codes = np.random.default_rng(seed).choice(np.array([-1, 1], np.int8), (design.shard_size, count))
-        features: Features = codes  # a byte each: few of them are used
-        worker = design.worker(True, seed)
-        worker.shard = Shard(features, np.zeros(len(codes), np.int64), np.arange(len(codes)))
-        coded = CodedGradients(self.dimension)
-        coded.form = written(worker.model).form
-        worker.model = with_extra(self.mechanism.clipping, coded)
-        size = worker.model.dimension
-        x, released = np.zeros(size, np.float32), np.empty((count, size))
-        for n in range(count):
-            x[0] = n
-            released[n] = worker.gradient(x, design.sensitivity, n + 1)
-            released[n] -= np.float32(self.regularization) * x
-        pull = np.zeros(size)
-        pull[self.dimension - 1] = CLIP / _BATCH
-        assert self.mechanism.law is not None
-        told = self.mechanism.law.log_ratio(design.sensitivity, released, -pull, pull)
-        return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))
+    return replace(game, preparing=learning, prepare=prepare)
+
+
+def _most_drawn_row(design: Design, count: int, seed: int) -> int:
+    codes = np.random.default_rng(seed).choice(np.array([-1, 1], np.int8), (design.shard_size, count))
+    features: Features = codes  # a byte each: few of them are used
+    worker, law = design.worker(True, seed), design.mechanism.law
+    worker.shard = Shard(features, np.zeros(len(codes), np.int64), np.arange(len(codes)))
+    coded = CodedGradients(design.canary.size)
+    coded.form = written(worker.model).form
+    worker.model = with_extra(design.mechanism.clipping, coded)
+    size = worker.model.dimension
+    x, released = np.zeros(size, np.float32), np.empty((count, size))
+    for n in range(count):
+        x[0] = n
+        released[n] = worker.gradient(x, design.sensitivity, n + 1)
+        released[n] -= np.float32(design.regularization) * x
+    pull = np.zeros(size)
+    pull[design.canary.size - 1] = CLIP / _BATCH
+    assert law is not None
+    told = law.log_ratio(design.sensitivity, released, -pull, pull)
+    return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))
 
 
 LAYERS = 4
@@ -171,7 +126,7 @@ def battery(
     rounds: int,
     plant: Plant = honest,
     regularization: float = 0.0,
-) -> list[Playable]:
+) -> list[Game]:
     """Return every game of an edge's mechanism on a shard of this size; of a release that claims nothing, the first.
 
     What is played follows from what the parts state of themselves, so that parts of one's own are played alike.
@@ -192,7 +147,7 @@ def battery(
         regularization=regularization,
     )
     one = replace(message, mechanism=replace(mechanism, work=SingleStep()))
-    games: list[Playable] = [one.threshold("one release, canary in the batch", rounds)]
+    games: list[Game] = [one.threshold("one release, canary in the batch", rounds)]
     if mechanism.steps > 1:
         name = f"one message of {mechanism.steps} local steps, canary in every batch"
         games.append(message.likely(name, max(rounds, _MESSAGES * rounds // mechanism.steps)))
@@ -213,7 +168,7 @@ def battery(
     # without an error they must say more than is claimed
     pairs = min(rounds, max(600, rounds // 20, int(20 * math.exp(min(two.claim.value, 20)))))
     games += [
-        LaggedGame(name=f"two releases {alike}", design=spread, rounds=pairs),
+        lagged(f"two releases {alike}", spread, pairs),
         replace(two.game("the first release of two processes", pairs), restarts=True),
         replace(
             replace(spread, releases=4, steer=signs).game("four releases, canary to and fro", rounds // 8),
@@ -233,30 +188,20 @@ def battery(
     ]
     if mechanism.steps > 1:
         steps = replace(spread, mechanism=mechanism)
-        games.append(LaggedGame(name=f"two messages {alike}", design=steps, rounds=pairs))
+        games.append(lagged(f"two messages {alike}", steps, pairs))
     if sampled:
         games.append(replace(one, shard_size=2 * b).likely("one release, sampled at rate 1/2", 2 * rounds))
         if not clipping.opposed:
             against = replace(one, shard_size=b + 1, canary=-float(LOUD) * last, others=last)
             games.append(against.game("one release, the others pull against the canary", rounds))
     if not repeats:  # which may take the same record each time, and is charged for it
-        games.append(
-            MostDrawn(
-                name="the record that is drawn most often",
-                mechanism=mechanism,
-                regularization=regularization,
-                shard_size=shard_size,
-                dimension=dimension,
-                rounds=rounds,
-                plant=plant,
-            )
-        )
+        games.append(most_drawn("the record that is drawn most often", message, shard_size, rounds))
     if sampled and not clipping.opposed:  # a mean of other sizes would be noised for another
         games.append(_who_is_sampled(spread, one, rounds))
     return games
 
 
-def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Playable:
+def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Game:
     """Return the game where the numbers that draw a batch would show in noise: of very many records, or of two.
 
     Where a claim is of pure ε, what counts is how sure the surest rounds are; otherwise how many there are.
@@ -283,3 +228,27 @@ def _in_turn(dimension: int, law: NoiseLaw) -> Floats:
         shape[part] = 1.0
         shapes.append(unit(shape, law.norm))
     return np.array([norm * shape for norm in _NORMS for shape in shapes])
+
+
+def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Game]:
+    """Return the battery of edge k's own mechanism, its stabiliser, λ and local steps included.
+
+    The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
+    noise hides a direction among many.
+    """
+    scenario = world.scenario
+    if not 0 <= edge < scenario.workers:
+        raise ConfigurationError(f"edge = {edge}: must be from 0 to {scenario.workers - 1}")
+    law, model = scenario.law(edge), world.model
+    mechanism = scenario.mechanism(law)
+    mechanism = replace(mechanism, clipping=mechanism.clipping.fitted(feature_length(model) or 0.0))
+    if noised_dimension(scenario, model) == model.dimension:
+        mechanism = replace(mechanism, scope=Scope.ALL)  # a linear model's first layer is all of it
+    default = NoiseLaw.audit_dimension if law is None else law.audit_dimension
+    return battery(
+        mechanism,
+        shard_size=len(world.rows[edge]),
+        dimension=default if dimension is None else dimension,
+        rounds=rounds,
+        regularization=scenario.model.regularization,
+    )

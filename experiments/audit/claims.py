@@ -78,7 +78,7 @@ def _binomial(trials: int, rate: float) -> Floats:
     return terms
 
 
-class Claim(Protocol):
+class ReleaseClaim(Protocol):
     """A statement about one release, in one number."""
 
     figure: ClassVar[str]  # what the number is: ε or μ
@@ -195,7 +195,7 @@ def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim
     return GdpClaim(claim.value * releases**0.5)
 
 
-def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Claim:
+def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> ReleaseClaim:
     """Return what the accountant states of one message of this kind; infinite where it is not DP."""
     if kind.truncation is None or kind.guarantee(adjacency).noise_multiplier is None:
         return composed(_of_release(kind, adjacency), kind.mechanism.steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy.typing as npt
 
 from common.mechanism.clippings.batch_mean import BatchMean
 from common.mechanism.clippings.normalised import Normalised
-from common.mechanism.clippings.quantile import Quantile
-from common.mechanism.guarantee import Adjacency, Guarantee, Norm
+from common.mechanism.clippings.quantile import QuantileClipping
+from common.mechanism.guarantee import Norm
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.samplers.shuffled import Shuffled
 from common.mechanism.samplers.truncated_poisson import TruncatedPoisson
@@ -31,8 +32,8 @@ from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.worker import EdgeWorker, perturb
 from experiments.audit.battery import battery
-from experiments.audit.design import CLIP, Muted, Plant, written
-from experiments.audit.game import Finding, Playable
+from experiments.audit.design import CLIP, Altered, Plant, silent, written
+from experiments.audit.game import Finding, Game
 
 ROUNDS = 8000
 SHARD = 800  # n_k, as quickstart's
@@ -44,31 +45,46 @@ _B = 4
 INVISIBLE: dict[str, str] = {}
 
 
-# ---- laws
+# ---- the mechanism
 
 
-@dataclass(frozen=True, slots=True)
-class HalfScale(NoiseLaw):
-    """A law that draws half of what it claims to draw."""
+def mechanism(change: Callable[[Mechanism], Mechanism]) -> Plant:
+    """Return a plant of a mechanism that differs from what is claimed."""
 
-    name: ClassVar[str] = "half-scale"
-    law: NoiseLaw
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        worker.mechanism = change(worker.mechanism)
+        return worker
 
-    @property
-    def norm(self) -> Norm:  # type: ignore[override]
-        return self.law.norm
+    return plant
 
-    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
-        return self.law.draw(sensitivity / 2, dimension, rng)
 
-    def relative_second_moment(self, dimension: int) -> float:
-        return self.law.relative_second_moment(dimension)
+def law(change: Callable[[NoiseLaw], NoiseLaw]) -> Plant:
+    """Return a plant of another law."""
 
-    def relative_tail(self, dimension: int) -> float:
-        return self.law.relative_tail(dimension)
+    def changed(claimed: Mechanism) -> Mechanism:
+        assert claimed.law is not None
+        return replace(claimed, law=change(claimed.law))
 
-    def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
-        return self.law.guarantee(mechanism, adjacency)
+    return mechanism(changed)
+
+
+def noise(change: Callable[[Noise], Noise]) -> Plant:
+    """Return a plant of noise that is not what the law draws."""
+    return law(lambda honest: Altered(honest, change))
+
+
+def muted(coordinates: Callable[[int], slice]) -> Plant:
+    """Return a plant of noise that misses some coordinates, given N."""
+
+    def silenced(eta: Noise) -> Noise:
+        eta[coordinates(eta.size)] = 0
+        return eta
+
+    return noise(silenced)
+
+
+def halved(eta: Noise) -> Noise:
+    return eta / 2
 
 
 class InL2(Laplace):
@@ -77,115 +93,64 @@ class InL2(Laplace):
     norm: ClassVar[Norm] = Norm.L2
 
 
-def law(change: Callable[[NoiseLaw], NoiseLaw]) -> Plant:
-    """Return a plant of another law."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        assert worker.mechanism.law is not None
-        worker.mechanism = replace(worker.mechanism, law=change(worker.mechanism.law))
-        return worker
-
-    return plant
-
-
-def muted(mute: Callable[[int], slice]) -> Plant:
-    """Return a plant of noise that misses some coordinates."""
-    return law(lambda whole: Muted(whole, mute))
-
-
-def other(**changes: Any) -> Plant:
-    """Return a plant of a mechanism that differs from what is claimed."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        worker.mechanism = replace(worker.mechanism, **changes)
-        return worker
-
-    return plant
-
-
-def twice_the_steps(worker: EdgeWorker) -> EdgeWorker:
-    """Plant twice the local steps, where there are any."""
-    steps = worker.mechanism.steps
-    if steps > 1:
-        worker.mechanism = replace(worker.mechanism, work=LocalSteps(steps=2 * steps).audited())
-    return worker
+def twice_the_steps(claimed: Mechanism) -> Mechanism:
+    """Take twice the local steps, where there are any."""
+    steps = claimed.steps
+    return claimed if steps == 1 else replace(claimed, work=LocalSteps(steps=2 * steps).audited())
 
 
 # ---- gradients, as clipping measures and sums them
 
 
-class _Measured(RowGradients):
+class Measured(RowGradients):
     """Gradients whose norm, in either sense, is measured wrongly."""
 
-    __slots__ = ()
-
-    def wrong(self, norms: Floats) -> Floats:
-        raise NotImplementedError
+    def __init__(self, rows: Matrix, wrong: Callable[[Floats, Matrix], Floats]) -> None:
+        super().__init__(rows)
+        self._wrong = wrong
 
     def norms(self) -> Floats:
-        return self.wrong(super().norms())
+        return self._wrong(super().norms(), self._rows)
 
     def l1_norms(self) -> Floats:
-        return self.wrong(super().l1_norms())
+        return self._wrong(super().l1_norms(), self._rows)
 
 
-class BetweenUnclipped(_Measured):
-    """Clipping that lets norms between C and 20 C pass."""
-
-    def wrong(self, norms: Floats) -> Floats:
-        passed: Floats = np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
-        return passed
+def to_20_c_unclipped(norms: Floats, _: Matrix) -> Floats:
+    return np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
 
 
-class ClippedAtMore(_Measured):
-    """Clipping to 1.5 C."""
-
-    def wrong(self, norms: Floats) -> Floats:
-        return norms / np.float32(1.5)
+def at_more_than_c(norms: Floats, _: Matrix) -> Floats:
+    return norms / np.float32(1.5)
 
 
-class LargestCoordinate(_Measured):
-    """Clipping that measures a gradient by its largest coordinate."""
-
-    def wrong(self, norms: Floats) -> Floats:  # noqa: ARG002
-        largest: Floats = np.abs(self._rows).max(axis=1, initial=0)
-        return largest
+def largest_coordinate(_: Floats, rows: Matrix) -> Floats:
+    largest: Floats = np.abs(rows).max(axis=1, initial=0)
+    return largest
 
 
-class NotMeasured(_Measured):
-    """Normalising by a norm that is C whatever the gradient is."""
-
-    def wrong(self, norms: Floats) -> Floats:
-        return np.full_like(norms, CLIP)
+def not_measured(norms: Floats, _: Matrix) -> Floats:
+    return np.full_like(norms, CLIP)
 
 
-class LessStabiliser(_Measured):
-    """Normalising by ‖g‖ − s where it should be ‖g‖ + s."""
-
-    def wrong(self, norms: Floats) -> Floats:
-        less: Floats = np.maximum(norms - np.float32(2 * _S), 0)
-        return less
+def less_stabiliser(norms: Floats, _: Matrix) -> Floats:
+    """Normalise by ‖g‖ − s where it should be ‖g‖ + s."""
+    less: Floats = np.maximum(norms - np.float32(2 * _S), 0)
+    return less
 
 
-class OneRowUnclipped(_Measured):
-    """Clipping that forgets the last sample of a batch."""
-
-    def wrong(self, norms: Floats) -> Floats:
-        norms = norms.copy()
-        norms[-1:] = np.minimum(norms[-1:], np.float32(CLIP))
-        return norms
+def last_row_unclipped(norms: Floats, _: Matrix) -> Floats:
+    norms = norms.copy()
+    norms[-1:] = np.minimum(norms[-1:], np.float32(CLIP))
+    return norms
 
 
-class EachLayer(_Measured):
-    """Clipping of each of four layers to the whole bound C."""
-
-    def __init__(self, rows: Matrix) -> None:
-        layers = rows.reshape(len(rows), 4, -1)
-        norms = np.linalg.norm(layers, axis=2, keepdims=True)
-        super().__init__((layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32))
-
-    def wrong(self, norms: Floats) -> Floats:
-        return np.minimum(norms, np.float32(CLIP / 2))  # clipped already
+def each_layer(rows: Matrix, _: int) -> PerSampleGradients:
+    """Clip each of four layers to the whole bound C, and nothing else."""
+    layers = rows.reshape(len(rows), 4, rows.shape[1] // 4)
+    norms = np.linalg.norm(layers, axis=2, keepdims=True)
+    clipped = (layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32)
+    return Measured(clipped, lambda norms, _: np.minimum(norms, np.float32(CLIP / 2)))
 
 
 class Scaled(RowGradients):
@@ -195,13 +160,13 @@ class Scaled(RowGradients):
         super().__init__(rows)
         self._factor = np.float32(factor)
 
-    @classmethod
-    def realised(cls, rows: Matrix, batch_size: int) -> Scaled:
-        """Divide by the number of samples at hand; a zeroed record is none."""
-        return cls(rows, batch_size / max(1, int(rows.any(axis=1).sum())))
-
     def weighted_sum(self, weights: Floats | None) -> Floats:
         return super().weighted_sum(weights) * self._factor
+
+
+def by_realised_size(rows: Matrix, batch_size: int) -> PerSampleGradients:
+    """Divide by the number of samples at hand; a zeroed record is none."""
+    return Scaled(rows, batch_size / max(1, int(rows.any(axis=1).sum())))
 
 
 def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
@@ -215,49 +180,52 @@ def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
     return plant
 
 
-def measured(form: Callable[[Matrix], PerSampleGradients]) -> Plant:
+def measured(wrong: Callable[[Floats, Matrix], Floats]) -> Plant:
     """Return a plant of gradients that are measured wrongly."""
-    return gradients(lambda rows, _: form(rows))
+    return gradients(lambda rows, _: Measured(rows, wrong))
 
 
 # ---- streams
 
-
-class OneBatch(CounterStreams):
-    """Streams whose first batch is drawn again for ever."""
-
-    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
-        first = {Purpose.BATCH: 1, Purpose.EPOCH: 0}
-        return super().at(edge, purpose, first.get(purpose, n))
+At = Callable[[Purpose, int], np.random.Generator]  # of honest streams
 
 
-class NoiseEvery100(CounterStreams):
-    """Streams whose noise comes again after 100 releases."""
+class Redirected(CounterStreams):
+    """Streams of the same key that answer otherwise."""
 
-    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
-        return super().at(edge, purpose, (n - 1) % 100 + 1 if purpose is Purpose.NOISE else n)
-
-
-class NoiseTwice(CounterStreams):
-    """Streams whose noise is the same for two releases in a row."""
-
-    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
-        return super().at(edge, purpose, (n + 1) // 2 if purpose is Purpose.NOISE else n)
-
-
-class NoiseOfTheBatch(CounterStreams):
-    """Streams whose noise is drawn from the numbers that drew the batch."""
-
-    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
-        return super().at(edge, Purpose.BATCH if purpose is Purpose.NOISE else purpose, n)
-
-
-class DoubledRate(CounterStreams):
-    """Streams in which a batch is twice as large as was asked."""
+    def __init__(self, honest: CounterStreams, answer: Callable[[At, Purpose, int], Any]) -> None:
+        super().__init__(honest._key, reproducible=honest.reproducible)
+        self._answer = answer
 
     def at(self, edge: int, purpose: Purpose, n: int) -> Any:
-        rng = super().at(edge, purpose, n)
-        return _Doubling(rng) if purpose is Purpose.BATCH else rng
+        return self._answer(partial(super().at, edge), purpose, n)
+
+
+def streams(answer: Callable[[At, Purpose, int], Any]) -> Plant:
+    """Return a plant of other streams of the same key."""
+
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        worker.streams = Redirected(worker.streams, answer)
+        return worker
+
+    return plant
+
+
+def noise_number(number: Callable[[int], int]) -> Plant:
+    """Return a plant of noise that is of another release."""
+    return streams(lambda at, purpose, n: at(purpose, number(n) if purpose is Purpose.NOISE else n))
+
+
+def one_batch(at: At, purpose: Purpose, n: int) -> np.random.Generator:
+    return at(purpose, {Purpose.BATCH: 1, Purpose.EPOCH: 0}.get(purpose, n))
+
+
+def noise_of_the_batch(at: At, purpose: Purpose, n: int) -> np.random.Generator:
+    return at(Purpose.BATCH if purpose is Purpose.NOISE else purpose, n)
+
+
+def doubled_rate(at: At, purpose: Purpose, n: int) -> Any:
+    return _Doubling(at(purpose, n)) if purpose is Purpose.BATCH else at(purpose, n)
 
 
 class _Doubling:
@@ -267,16 +235,6 @@ class _Doubling:
 
     def binomial(self, trials: int, rate: float) -> int:
         return int(self._rng.binomial(trials, min(1.0, 2 * rate)))
-
-
-class AlwaysThere(CounterStreams):
-    """Streams by which one record, not the first of the shard, is in every batch."""
-
-    batch_size = 1
-
-    def at(self, edge: int, purpose: Purpose, n: int) -> Any:
-        rng = super().at(edge, purpose, n)
-        return _Including(rng, self.batch_size) if purpose in (Purpose.BATCH, Purpose.EPOCH) else rng
 
 
 class _Including:
@@ -299,23 +257,15 @@ class _Including:
         return order
 
 
-def streams(kind: type[CounterStreams]) -> Plant:
-    """Return a plant of other streams of the same key."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        honest = worker.streams
-        worker.streams = kind(honest._key, reproducible=honest.reproducible)
-        return worker
-
-    return plant
-
-
 def always_there(worker: EdgeWorker) -> EdgeWorker:
-    """Plant one record into every batch."""
-    there = AlwaysThere(worker.streams._key, reproducible=worker.streams.reproducible)
-    there.batch_size = worker.mechanism.batch_size
-    worker.streams = there
-    return worker
+    """Plant one record, not the first of the shard, into every batch."""
+    b = worker.mechanism.batch_size
+
+    def including(at: At, purpose: Purpose, n: int) -> Any:
+        draws = purpose in (Purpose.BATCH, Purpose.EPOCH)
+        return _Including(at(purpose, n), b) if draws else at(purpose, n)
+
+    return streams(including)(worker)
 
 
 def fixed_key(worker: EdgeWorker) -> EdgeWorker:
@@ -328,36 +278,39 @@ def fixed_key(worker: EdgeWorker) -> EdgeWorker:
 # ---- releases
 
 
-class OneIn50Bare(EdgeWorker):
-    """Every fiftieth release goes without noise."""
+class _SometimesBare(EdgeWorker):
+    """An edge some of whose releases go without noise."""
 
-    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        whole = self.mechanism
-        if n % 50 or whole.law is None:
-            return EdgeWorker.gradient(self, x, sensitivity, n)
-        self.mechanism = replace(whole, law=Muted(whole.law))
-        try:
-            return EdgeWorker.gradient(self, x, sensitivity, n)
-        finally:
-            self.mechanism = whole
-
-
-class OneStepBare(EdgeWorker):
-    """The second of the local steps of every message goes without noise."""
+    def bare(self, n: int) -> bool:
+        raise NotImplementedError
 
     def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         whole = self.mechanism
-        if whole.steps == 1 or n % whole.steps != 2 % whole.steps or whole.law is None:
-            return EdgeWorker._release(self, x, sensitivity, n)
-        self.mechanism = replace(whole, law=Muted(whole.law))
+        if whole.law is not None and self.bare(n):
+            self.mechanism = replace(whole, law=silent(whole.law))
         try:
             return EdgeWorker._release(self, x, sensitivity, n)
         finally:
             self.mechanism = whole
 
 
+class OneIn50Bare(_SometimesBare):
+    """Every fiftieth release."""
+
+    def bare(self, n: int) -> bool:
+        return n % 50 == 0
+
+
+class OneStepBare(_SometimesBare):
+    """The second of the local steps of every message."""
+
+    def bare(self, n: int) -> bool:
+        steps = self.mechanism.steps
+        return steps > 1 and n % steps == 2 % steps
+
+
 class _OwnRelease(EdgeWorker):
-    """An edge that clips and noises in a way of its own."""
+    """An edge that clips and noises in another way."""
 
     def _of_batch(self, x: Vector, n: int) -> PerSampleGradients:
         shard, b = self.shard, self.mechanism.batch_size
@@ -384,11 +337,9 @@ class CountsTenfold(_OwnRelease):
     """Count each sample ten times as long as its part of C allows."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        mechanism = self.mechanism
-        assert mechanism.law is not None
-        counted = mechanism.clipping.clip(
-            self._of_batch(x, n), CLIP, mechanism.batch_size, mechanism.law.norm
-        )
+        planned = self.mechanism
+        assert planned.law is not None
+        counted = planned.clipping.clip(self._of_batch(x, n), CLIP, planned.batch_size, planned.law.norm)
         counted[-1] *= 10
         return self._noised(counted, sensitivity, n)
 
@@ -423,23 +374,23 @@ MUTATIONS: dict[str, Plant] = {
     "one coordinate without noise": muted(lambda _: slice(0, 1)),
     "one layer of four without noise": muted(lambda size: slice(size // 2, size // 2 + size // 4)),
     "one release in 50 without noise": edge(OneIn50Bare),
-    "half the noise": law(HalfScale),
-    "noise repeated every 100 releases": streams(NoiseEvery100),
-    "noise reused for two releases": streams(NoiseTwice),
-    "noise drawn from the batch's stream": streams(NoiseOfTheBatch),
+    "half the noise": noise(halved),
+    "noise repeated every 100 releases": noise_number(lambda n: (n - 1) % 100 + 1),
+    "noise reused for two releases": noise_number(lambda n: (n + 1) // 2),
+    "noise drawn from the batch's stream": streams(noise_of_the_batch),
     "one key for all secure streams": fixed_key,
-    "norms between C and 20 C unclipped": measured(BetweenUnclipped),
-    "clipped at 1.5 C": measured(ClippedAtMore),
-    "clipped by the largest coordinate": measured(LargestCoordinate),
-    "one sample of each batch unclipped": measured(OneRowUnclipped),
+    "norms between C and 20 C unclipped": measured(to_20_c_unclipped),
+    "clipped at 1.5 C": measured(at_more_than_c),
+    "clipped by the largest coordinate": measured(largest_coordinate),
+    "one sample of each batch unclipped": measured(last_row_unclipped),
     "clipped after the noise": edge(ClipsAfterNoise),
     "sum not divided by b": gradients(Scaled),
-    "divided by the realised batch size": gradients(Scaled.realised),
-    "sampling rate doubled": streams(DoubledRate),
-    "one batch reused for ever": streams(OneBatch),
+    "divided by the realised batch size": gradients(by_realised_size),
+    "sampling rate doubled": streams(doubled_rate),
+    "one batch reused for ever": streams(one_batch),
     "a record other than the first in every batch": always_there,
 }
-_COUNTED, _NORMALISED = Quantile(), Normalised().fitted(28.0)  # ℓ = √784
+_COUNTED, _NORMALISED = QuantileClipping(), Normalised().fitted(28.0)  # ℓ = √784
 _STEPS = LocalSteps(steps=LOCAL_STEPS)
 MUTATED: dict[str, Mechanism] = {
     "gaussian, z = 1": Mechanism(Gaussian(1.0), _B),
@@ -460,7 +411,7 @@ class Defect:
     plant: Plant
     dimension: int | None = None  # None: the law's own
 
-    def games(self, rounds: int = ROUNDS) -> list[Playable]:
+    def games(self, rounds: int = ROUNDS) -> list[Game]:
         """Return the battery of what is claimed, on an edge with the defect, cheap games first."""
         assert self.claimed.law is not None
         games = battery(
@@ -518,32 +469,32 @@ def _of_one_kind() -> Iterable[Defect]:
         yield Defect(f"quantile, z = {z:g}: {tenfold}", counted, edge(CountsTenfold))
         yield Defect(f"local steps, z = {z:g}: {bare}", steps, edge(OneStepBare))
         charged = replace(steps, work=LocalSteps(steps=LOCAL_STEPS // 2))
-        yield Defect(f"local steps, z = {z:g}: {in_full}", charged, twice_the_steps)
+        yield Defect(f"local steps, z = {z:g}: {in_full}", charged, mechanism(twice_the_steps))
     in_l1 = Mechanism(Laplace(2.0), _B, clipping=_COUNTED)
     yield Defect(f"quantile, laplace: {tenfold}", in_l1, edge(CountsTenfold))
-    for name, claimed, form in (
-        ("normalised: to 1.5 C", normalised, ClippedAtMore),
-        ("normalised: not at all", normalised, NotMeasured),
-        ("normalised: the stabiliser taken off", normalised, LessStabiliser),
-        ("gaussian: each of four layers clipped to C", plain, EachLayer),
+    for name, wrong in (
+        ("normalised: to 1.5 C", at_more_than_c),
+        ("normalised: not at all", not_measured),
+        ("normalised: the stabiliser taken off", less_stabiliser),
     ):
-        yield Defect(name, claimed, measured(form))
+        yield Defect(name, normalised, measured(wrong))
+    yield Defect("gaussian: each of four layers clipped to C", plain, gradients(each_layer))
     first_layer = muted(lambda size: slice(size // 2, None))
     yield Defect("gaussian: noise on the first layer only", plain, first_layer)
     yield Defect("gaussian: a ΔS whose squares leave float32", plain, edge(ClipsInFloat32))
-    clipped_mean = other(clipping=BatchMean())
+    clipped_mean = mechanism(lambda claimed: replace(claimed, clipping=BatchMean()))
     yield Defect("gaussian: batch-mean accounted with ΔS", plain, clipped_mean)
     yield Defect("gamma-norm: batch-mean accounted with ΔS", gamma, clipped_mean)
     singular = law(lambda _: ExponentialNorm(1.0))
     yield Defect("gamma-norm: exponential-norm accounted as ε", Mechanism(GammaNorm(1.0), _B), singular, 32)
     yield Defect("laplace: clipped in L2", Mechanism(Laplace(2.0), _B), law(lambda _: InL2(2.0)))
     weak = Mechanism(Gaussian(0.65), 8)
-    replaced = other(sampler=WithReplacement())
+    replaced = mechanism(lambda claimed: replace(claimed, sampler=WithReplacement()))
     yield Defect("gaussian: with-replacement accounted as poisson", weak, replaced)
 
 
 def put_to_test(
-    games: Iterable[Playable], *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
+    games: Iterable[Game], *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
 ) -> list[Finding]:
     """Play the games in order until one refutes; α is of each game, played or not."""
     findings: list[Finding] = []

@@ -18,14 +18,14 @@ from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.samplers.shuffled import Shuffled
 from common.metrics import LOSS, Metric
-from common.models.counted import Counted
 from common.models.gradients import Matrix, RowGradients
 from common.models.model import Features, Images, Labels, Model, Targets, layout
+from common.models.registry import Counted
 from common.noise.law import Noise, NoiseLaw
 from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.claims import Claim, Floats, GdpClaim, PureClaim, claim_for, composed
+from experiments.audit.claims import Floats, GdpClaim, PureClaim, ReleaseClaim, claim_for, composed
 from experiments.audit.game import Aim, Game
 
 CLIP = 1.0  # C
@@ -86,21 +86,19 @@ def written(model: Model) -> GivenGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class Muted(NoiseLaw):
-    """A law that leaves some coordinates without noise, and says of itself what the whole law does."""
+class Altered(NoiseLaw):
+    """A law that changes what another draws, and says of itself what the other does."""
 
-    name: ClassVar[str] = "muted"
+    name: ClassVar[str] = "altered"
     law: NoiseLaw
-    mute: Callable[[int], slice] = lambda _: slice(None)  # given N
+    change: Callable[[Noise], Noise]
 
     @property
     def norm(self) -> Norm:  # type: ignore[override]
         return self.law.norm
 
     def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
-        eta = self.law.draw(sensitivity, dimension, rng)
-        eta[self.mute(dimension)] = 0
-        return eta
+        return self.change(self.law.draw(sensitivity, dimension, rng))
 
     def relative_second_moment(self, dimension: int) -> float:
         return self.law.relative_second_moment(dimension)
@@ -110,6 +108,11 @@ class Muted(NoiseLaw):
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         return self.law.guarantee(mechanism, adjacency)
+
+
+def silent(law: NoiseLaw) -> NoiseLaw:
+    """Return the law without noise."""
+    return Altered(law, np.zeros_like)
 
 
 Plant = Callable[[EdgeWorker], EdgeWorker]  # puts a defect into an edge
@@ -164,7 +167,7 @@ class Design:
         return ReleaseKind(self.mechanism, self.shard_size)
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> ReleaseClaim:
         """What the accountant states of a round: of one message, or composed where nothing is amplified."""
         kind = self.kind
         one = claim_for(kind, self.adjacency)
@@ -230,7 +233,7 @@ class Design:
     def _without_noise(self, there: bool) -> Floats:
         worker = self.worker(there, 0)
         if worker.mechanism.law is not None:
-            worker.mechanism = replace(worker.mechanism, law=Muted(worker.mechanism.law))
+            worker.mechanism = replace(worker.mechanism, law=silent(worker.mechanism.law))
         made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
         return np.array(made, np.float64)
 

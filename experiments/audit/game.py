@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from common.models.gradients import Matrix
 from common.noise.law import NoiseLaw, distances
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.claims import Claim, Floats, upper_rate
+from experiments.audit.claims import Floats, ReleaseClaim, upper_rate
 
 Releases = npt.NDArray[np.float64]  # rounds × releases of a round × N
 Score = Callable[
@@ -31,23 +30,6 @@ _PLACES = 64  # rows that the canary takes in turn, spread over the shard
 _WARY = 0.02  # factor of α while choosing: bounds that owe much to chance are not chosen
 
 
-class Playable(Protocol):
-    """A game of any kind: a claim, and a test of it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def claim(self) -> Claim: ...
-
-    @property
-    def cost(self) -> int:
-        """Return about how many releases of each world it takes."""
-
-    def play(self, *, alpha: float, seed: int) -> Finding:
-        """Bound the claim's figure from below; the bound is too high with probability α at most."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
     """Two neighbouring shards behind one mechanism, what is claimed of it, and how to attack it.
@@ -57,7 +39,7 @@ class Game:
     """
 
     name: str
-    claim: Claim  # of a round
+    claim: ReleaseClaim  # of a round
     worker: Callable[[bool, int | None], EdgeWorker]  # (canary there?, seed) → the edge; None: secure streams
     sensitivity: float  # ΔS
     score: Score | None  # None: what is learned alone
@@ -74,13 +56,20 @@ class Game:
     restarts: bool = False  # every release is the first of a process, with secure streams
     lag: int = 1
     after: int = 0  # releases of the run that are not looked at
+    preparing: int = 0  # releases that `prepare` takes
+    # given the seed: looks for what the game is about; returns the game that is played then, and its seed
+    prepare: Callable[[int], tuple[Game, int]] | None = None
 
     @property
     def cost(self) -> int:
-        return self.rounds * self.releases_per_round
+        """Return about how many releases of each world it takes."""
+        return self.rounds * self.releases_per_round + self.preparing
 
     def play(self, *, alpha: float, seed: int) -> Finding:
         """Play every round of both worlds and bound the claim's figure from below at level α."""
+        if self.prepare is not None:
+            game, seed = self.prepare(seed)
+            return game.play(alpha=alpha, seed=seed)
         zeroed, there = (_released(self, there, seed) for there in (False, True))
         first = 1 + self.after
         firsts = first, first if self.fresh_runs or self.restarts else first + _count(self)
@@ -123,14 +112,9 @@ class Finding:
         return self.lower_bound > self.claimed
 
 
-def play(game: Playable, *, alpha: float, seed: int) -> Finding:
-    """Play a game at level α."""
-    return game.play(alpha=alpha, seed=seed)
-
-
 def judge(
     name: str,
-    claim: Claim,
+    claim: ReleaseClaim,
     zeroed: Floats,
     present: Floats,
     alpha: float,
@@ -205,7 +189,7 @@ def turned(shard: Shard, places: int) -> Shard:
     return replace(shard, rows=np.roll(shard.rows, places))
 
 
-def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> float:
+def _best_threshold(claim: ReleaseClaim, zeroed: Floats, present: Floats, alpha: float) -> float:
     """Return the threshold whose bound is the highest on this half."""
     both = np.sort(np.concatenate((zeroed, present)))
     between = (both[1:] + both[:-1]) / 2
@@ -223,7 +207,7 @@ def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float)
 
 
 def play_all(
-    games: Sequence[Playable], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
+    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
 ) -> list[Finding]:
     """Play several games, whose bounds then hold together with this confidence; each has draws of its own."""
     alpha = familywise(confidence, len(games))

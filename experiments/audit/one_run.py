@@ -5,7 +5,7 @@ The adversary is the cloud: it sees every model and every gradient of the edge, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,13 +16,13 @@ from common.accounting.total import total
 from common.errors import ConfigurationError
 from common.messages import SendModel
 from common.models.linear import LinearModel
-from common.models.model import Features, Images, Labels, Model, Targets
+from common.models.model import Features, Model, Targets
 from common.quantities import PerSampleGradients, Vector
 from common.randomness import Purpose, streams_for
 from edge.worker import EdgeWorker, Shard
 from experiments.audit.claims import Floats, one_run_epsilon
 from experiments.reconstruction import exchanges
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 
 _ZEROED = 1_000_000  # added to the target of a sample whose contribution is to be zero
 _LOUD = 4.0  # norm of a canary's features in units of the first C: clipped, yet not fitted at once
@@ -54,23 +54,13 @@ class ZeroingModel:
     def __init__(self, model: Model) -> None:
         self.name, self.dimension = model.name, model.dimension
         self.layout, self.first_layer, self.metrics = model.layout, model.first_layer, model.metrics
+        self.initial, self.evaluate = model.initial, model.evaluate
+        self.features, self.targets = model.features, model.targets
         self._model = model
-
-    def initial(self, rng: np.random.Generator) -> Vector:
-        return self._model.initial(rng)
-
-    def features(self, images: Images) -> Features:
-        return self._model.features(images)
-
-    def targets(self, labels: Labels) -> Targets:
-        return self._model.targets(labels)
 
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
         there = targets < _ZEROED
         return self._model.gradients(x, features[there], targets[there])
-
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> Mapping[str, float]:
-        return self._model.evaluate(x, features, targets)
 
 
 def audit_one_run(

@@ -23,7 +23,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
 from experiments.audit.battery import battery
-from experiments.audit.game import Finding, Playable, play_all
+from experiments.audit.game import Game, play_all
 
 SHARD, BATCH = 8, 4  # n_k and b, so that a batch tells something as it is sampled
 
@@ -54,7 +54,7 @@ def sound_mechanisms() -> dict[str, Mechanism]:
     return found
 
 
-def sound_battery(mechanism: Mechanism, rounds: int) -> list[Playable]:
+def sound_battery(mechanism: Mechanism, rounds: int) -> list[Game]:
     """Return the battery of one of them."""
     assert mechanism.law is not None
     return battery(mechanism, shard_size=SHARD, dimension=mechanism.law.audit_dimension, rounds=rounds)
@@ -70,7 +70,7 @@ class Seed:
     nearest: tuple[float, str]  # the largest bound as a share of its claim, and its game
 
 
-def every_game(rounds: int) -> dict[str, Playable]:
+def every_game(rounds: int) -> dict[str, Game]:
     """Return the games of all sound mechanisms, by name, with this number of rounds of each world."""
     return {
         f"{name}: {game.name}": game
@@ -79,17 +79,12 @@ def every_game(rounds: int) -> dict[str, Playable]:
     }
 
 
-def play_seed(seed: int, *, rounds: int, confidence: float) -> Seed:
-    """Play all games once."""
-    games = every_game(rounds)
-    return judged(seed, list(games), play_all(list(games.values()), confidence=confidence, seed=seed))
-
-
-def judged(seed: int, names: Sequence[str], findings: Sequence[Finding]) -> Seed:
-    """Return which claims are refuted, and the bound that comes nearest to its claim."""
-    named = list(zip(names, findings, strict=True))
-    nearest = max((found.lower_bound / found.claimed, name) for name, found in named)
-    return Seed(seed, len(named), [name for name, found in named if found.violated], nearest)
+def play_seed(seed: int, games: dict[str, Game], *, confidence: float) -> Seed:
+    """Play all games once; return which claims are refuted, and the bound that comes nearest to its claim."""
+    findings = play_all(list(games.values()), confidence=confidence, seed=seed)
+    named = dict(zip(games, findings, strict=True))
+    nearest = max((found.lower_bound / found.claimed, name) for name, found in named.items())
+    return Seed(seed, len(named), [name for name, found in named.items() if found.violated], nearest)
 
 
 def report(seeds: Iterable[Seed], say: Callable[[str], None] = print) -> int:
@@ -108,6 +103,10 @@ def report(seeds: Iterable[Seed], say: Callable[[str], None] = print) -> int:
     return count
 
 
+def _seed(seed: int, rounds: int, confidence: float) -> Seed:
+    return play_seed(seed, every_game(rounds), confidence=confidence)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.audit.seeds", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="seeds 1 to this one")
@@ -120,9 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} {getattr(given, name)}: must be {least} or more")
     if not 0 < given.confidence < 1:
         parser.error(f"--confidence {given.confidence}: must be between 0 and 1")
-    one = partial(play_seed, rounds=given.rounds, confidence=given.confidence)
+    one = partial(_seed, rounds=given.rounds, confidence=given.confidence)
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        refuted = report(pool.map(one, range(1, given.seeds + 1)), lambda line: print(line, flush=True))
+        refuted = report(pool.map(one, range(1, given.seeds + 1)), partial(print, flush=True))
     return 1 if refuted else 0
 
 

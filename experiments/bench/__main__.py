@@ -21,37 +21,29 @@ from rich.table import Table
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from experiments.bench.core import core_ratios
-from experiments.bench.large import large_model_ratios
-from experiments.bench.memory import memory_ratios
+from experiments.bench.memory import large_model_ratios, memory_ratios
 from experiments.bench.page import find_chromium, page_ratios
 from experiments.bench.ratios import Ratio
-from experiments.bench.wire import log_ratios, wire_ratios
-from experiments.bench.wire_costs import wire_costs
+from experiments.bench.wire import log_ratios, wire_costs, wire_ratios
+from mapa.processes import VARIABLES
 
 PARTS = ("core", "wire", "log", "memory", "large", "page")
 
 
 def measured(parts: list[str], minutes: float) -> Iterator[Ratio]:
+    linux = Path("/proc/self/smaps_rollup").exists()
     if "core" in parts:
         yield from core_ratios(data_directory(os.environ))
     if "wire" in parts:
         yield from wire_ratios()
     if "log" in parts:
         yield from log_ratios()
-    if "memory" in parts and Path("/proc/self/smaps_rollup").exists():  # Linux alone
-        yield from memory_ratios(data_directory(os.environ))
-    if "large" in parts and Path("/proc/self/status").exists():
+    if "memory" in parts and linux:
+        yield from memory_ratios()
+    if "large" in parts and linux:
         yield from large_model_ratios()
     if "page" in parts and find_chromium() is not None and find_spec("playwright") is not None:
         yield from page_ratios(minutes)
-
-
-def print_costs(console: Console) -> None:
-    """Print what is no bar: the parts of an update that the bench edges leave out."""
-    table = Table("timed apart", "µs")
-    for name, cost in wire_costs(data_directory(os.environ)):
-        table.add_row(name, f"{cost:,.1f}")
-    console.print(table)
 
 
 def main() -> int:
@@ -63,7 +55,7 @@ def main() -> int:
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire, log, memory, large, page; all of them where none is named",
+        help=f"{', '.join(PARTS)}; all of them where none is named",
     )
     parser.add_argument("--minutes", type=float, default=1.0, help="of the page; its bars are meant for 10")
     parser.add_argument("--json", action="store_true")
@@ -85,19 +77,19 @@ def main() -> int:
     finally:
         console.print(table)
     if "wire" in parts:
-        print_costs(console)
+        costs = Table("timed apart", "µs")
+        for name, cost in wire_costs(data_directory(os.environ)):
+            costs.add_row(name, f"{cost:,.1f}")
+        console.print(costs)
     if arguments.json:
         print(json.dumps([{**asdict(ratio), "met": ratio.met} for ratio in ratios], indent=2))
     return 1 if arguments.strict and not all(ratio.met for ratio in ratios) else 0
 
 
 if __name__ == "__main__":
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        if os.environ.get(variable) != "1":  # one thread each, or the ratios are of thread pools
-            os.environ.update(
-                dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            )
-            os.execv(sys.executable, [sys.executable, "-m", "experiments.bench", *sys.argv[1:]])
+    if any(os.environ.get(variable) != "1" for variable in VARIABLES):  # else the ratios are of thread pools
+        os.environ.update(dict.fromkeys(VARIABLES, "1"))
+        os.execv(sys.executable, [sys.executable, "-m", "experiments.bench", *sys.argv[1:]])
     if sys.argv[1:2] == ["soak"]:  # long, and no ratio: never a part of `make bench`
         from experiments.bench.soak import main as soak
 

@@ -6,29 +6,36 @@ import bisect
 import contextlib
 import itertools
 import json
+import math
 import os
-import re
 import shutil
 import statistics
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.beside import looking
-from experiments.bench.ratios import Ratio
-from experiments.bench.soak import running
-from experiments.bench.stolen import Stolen
-from mapa.dashboard.child import page_beside
+import numpy as np
 
-EDGES, RATE = 20, 1000  # updates a second
+from experiments.bench.bed import cloud_bed, cores, on_cores, repeating
+from experiments.bench.memory import held_by
+from experiments.bench.ratios import Ratio
+from mapa.commands.dashboard import page_beside
+
+_EDGES, _RATE = 20, 1000  # updates a second
 _LOOK = 0.005  # seconds between two looks at the end of the events
 _TAIL = 1 << 16  # bytes of its end that are read: more than a look's worth of lines
-SETTINGS = ("batch_size=64", "iterations=1000000000", "evaluation.every=2000", "records.keep_gradients=false")
+_SETTINGS = (
+    "batch_size=64",
+    "iterations=1000000000",
+    "evaluation.every=2000",
+    "records.keep_gradients=false",
+)
+_STAT = Path("/proc/stat")
+_STEAL_LOOK = 0.02  # seconds between two looks at it
+_TICKS = os.sysconf("SC_CLK_TCK")
 _VIEWS = ("fleet", "training", "staleness", "privacy", "traffic", "events")  # by their keys
 _EACH = 5.0  # seconds in a view
 _SCREEN = {"width": 1280, "height": 900}
@@ -47,6 +54,54 @@ _SEEN = (
 
 def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+Span = tuple[float, float]  # of the monotonic clock
+
+
+def stolen_ticks(text: str) -> dict[int, int]:
+    """Return the stolen ticks of each processor, from the text of /proc/stat."""
+    rows = (line.split() for line in text.splitlines() if line.startswith("cpu") and line[3:4].isdigit())
+    return {int(row[0][3:]): int(row[8]) if len(row) > 8 else 0 for row in rows}
+
+
+@dataclass(slots=True)
+class Stolen:
+    """How long the host of a virtual machine gave its processors to others, by the kernel's counters over time."""
+
+    times: list[float] = field(default_factory=list)
+    ticks: dict[int, list[int]] = field(default_factory=dict)  # by processor, at each of the times
+
+    def look(self) -> None:
+        if _STAT.exists():
+            self.take(time.monotonic(), stolen_ticks(_STAT.read_text(encoding="ascii")))
+
+    def take(self, when: float, ticks: Mapping[int, int]) -> None:
+        self.times.append(when)
+        for processor, count in ticks.items():
+            self.ticks.setdefault(processor, []).append(count)
+
+    def own(self, span: Span, processors: Collection[int] | None = None) -> float:
+        """Return the length of a span without the time for which one of the processors was given to others.
+
+        It is the one that was so for longest. Counts come in whole ticks, and between two looks they are taken to
+        grow evenly: one tick less is counted.
+        """
+        begin, end = span
+        looked = [self.ticks[one] for one in self.ticks if processors is None or one in processors]
+        grown = (float(np.diff(np.interp(span, self.times, counts))[0]) for counts in looked)
+        return end - begin - min(end - begin, max(0.0, max(grown, default=0.0) - 1) / _TICKS)
+
+    @property
+    def share(self) -> float:
+        """Return the stolen share of all processors over the whole time."""
+        if len(self.times) < 2:
+            return 0.0
+        taken = sum(counts[-1] - counts[0] for counts in self.ticks.values())
+        return taken / _TICKS / len(self.ticks) / (self.times[-1] - self.times[0])
+
+
+NOTHING_STOLEN = Stolen()
 
 
 @dataclass(slots=True)
@@ -77,57 +132,29 @@ class Recorded:
 class Watched:
     """What was seen of a page: spans of the monotonic clock, and what its tab took."""
 
-    waits: list[tuple[float, float]] = field(default_factory=list)  # of the oldest update that was not shown
-    inputs: list[tuple[float, float]] = field(default_factory=list)  # from an event to its paint, from 16 ms
+    waits: list[Span] = field(default_factory=list)  # of the oldest update that was not shown
+    inputs: list[Span] = field(default_factory=list)  # from an event to its paint, from 16 ms
     long: list[float] = field(default_factory=list)  # tasks from 50 ms, in ms
     events: int = 0
     tasks: list[float] = field(default_factory=list)  # the processor's time of each of the tab's tasks, in ms
     heaps: list[float] = field(default_factory=list)  # MB
     tabs: list[tuple[float, float]] = field(default_factory=list)  # own and resident MB
 
-    def slowest(self, stolen: Stolen | None = None, processors: set[int] | None = None) -> float:
+    def slowest(self, stolen: Stolen = NOTHING_STOLEN, processors: set[int] | None = None) -> float:
         """Return the slowest answer to an input in ms; with `stolen`, without what the host took meanwhile."""
-        return 1000 * max((length(span, stolen, processors) for span in self.inputs), default=0.016)
+        return 1000 * max((stolen.own(span, processors) for span in self.inputs), default=0.016)
 
     def moments(self, stolen: Stolen, processors: set[int]) -> int:
         """Return at how many moments an answer took more than 100 ms so; events that waited together are one."""
-        late = sorted(span for span in self.inputs if length(span, stolen, processors) > 0.1)
+        late = sorted(span for span in self.inputs if stolen.own(span, processors) > 0.1)
         ends = itertools.accumulate((end for _, end in late), max)
         return len(late) - sum(begin <= end for (begin, _), end in zip(late[1:], ends, strict=False))
 
     def usual(self) -> float:
         """Return within how many ms 99 of 100 inputs were answered."""
-        answers = sorted((length(span) for span in self.inputs), reverse=True)
+        answers = sorted((end - begin for begin, end in self.inputs), reverse=True)
         place = self.events // 100
         return 1000 * (answers[place] if place < len(answers) else 0.016)
-
-
-def length(
-    span: tuple[float, float], stolen: Stolen | None = None, processors: set[int] | None = None
-) -> float:
-    begin, end = span
-    return end - begin - (0.0 if stolen is None else stolen.within(begin, end, processors))
-
-
-@contextlib.contextmanager
-def on(processors: set[int]) -> Iterator[None]:
-    """Start processes on these processors alone; where the system cannot say so, on all."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def halves() -> tuple[set[int], set[int]]:
-    """Return the processors in two halves, for the run and for the browser; all for both where there is one."""
-    everything = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    middle = len(everything) // 2
-    return set(everything[:middle] or everything), set(everything[middle:])
 
 
 def page_ratios(minutes: float) -> Iterator[Ratio]:
@@ -139,38 +166,36 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
     """
     from playwright.sync_api import sync_playwright
 
-    program = find_chromium()
-    assert program is not None
-    stolen = Stolen()
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        of_run, of_browser = halves()
-        with ExitStack() as stack:
-            with on(of_run):
-                bed = stack.enter_context(running(EDGES, minutes, RATE, 1, folder, SETTINGS))
-                beside = stack.enter_context(page_beside(bed.runs))
-            stack.enter_context(on(of_browser))
-            playwright = stack.enter_context(sync_playwright())
-            (run,) = bed.runs.iterdir()
-            recorded = Recorded(run / "events.jsonl")
-            browser = playwright.chromium.launch(executable_path=program)
-            try:
-                with looking(recorded.look, _LOOK), stolen.looking():
-                    address = f"{beside.address}#/run/{run.name}/fleet"
-                    seen = _watched(browser, address, recorded, minutes * 60)
-                    empty = _watched_empty(browser, minutes * 6)
-            finally:
-                browser.close()
-            bed.check()
-            bed.end()
+    stolen, middle = Stolen(), len(cores()) // 2
+    of_run, of_browser = cores()[:middle] or cores(), set(cores()[middle:])
+    with contextlib.ExitStack() as stack:
+        with on_cores(of_run):
+            bed = stack.enter_context(cloud_bed("quickstart", _EDGES, _SETTINGS))
+            fleet = bed.lean_edges(_EDGES, _RATE, 60 * minutes, 1)
+            beside = stack.enter_context(page_beside(bed.runs))
+        stack.enter_context(on_cores(of_browser))
+        playwright = stack.enter_context(sync_playwright())
+        (run,) = bed.runs.iterdir()
+        recorded = Recorded(run / "events.jsonl")
+        browser = playwright.chromium.launch(executable_path=find_chromium())
+        try:
+            with repeating(recorded.look, _LOOK), repeating(stolen.look, _STEAL_LOOK):
+                address = f"{beside.address}#/run/{run.name}/fleet"
+                seen = _watched(browser, address, recorded, minutes * 60)
+                empty = _watched_empty(browser, minutes * 6)
+        finally:
+            browser.close()
+        bed.check()
+        bed.end()
+        fleet.end()
     (first, began), (last, ended) = recorded.written[0], recorded.written[-1]
-    what = f"{minutes:g} min, {(last - first) / (ended - began):,.0f} updates/s of {EDGES} edges"
-    waits = sorted(length(span) for span in seen.waits)
+    what = f"{minutes:g} min, {(last - first) / (ended - began):,.0f} updates/s of {_EDGES} edges"
+    waits = sorted(end - begin for begin, end in seen.waits)
     detail = f"median {statistics.median(waits):.2f} s, 99 % {waits[int(0.99 * (len(waits) - 1))]:.2f} s"
     detail += (
         f", with what the host took {waits[-1]:.2f} s; {what}; the host took {stolen.share:.0%} of the time"
     )
-    latest = max(length(span, stolen) for span in seen.waits)
+    latest = max(map(stolen.own, seen.waits))
     yield Ratio("page: latest an update is shown / 1 s", latest, 1.0, True, detail)
     tasks = f"{len(seen.long)} long tasks, the longest {max(seen.long, default=0):.0f} ms"
     detail = f"above 100 ms at {seen.moments(stolen, of_browser)} moments; "
@@ -196,17 +221,14 @@ def _watched_empty(browser: Any, seconds: float) -> Watched:
     page.evaluate(_TIMED)
     page.evaluate("""() => { for (const name of ["keydown", "mousemove"])
       document.addEventListener(name, () => { seen.textContent = Number(seen.textContent) + 1; }); }""")
-    found, began = Watched(), time.monotonic()
-    while (now := time.monotonic() - began) < seconds:
-        _used(page, now)
-    _timed(page, found)
-    page.context.close()
-    return found
+    for _ in _used(page, seconds):
+        pass
+    return _timed(page, Watched())
 
 
 def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> Watched:
-    """Return how a live run's page was over the time."""
-    page = browser.new_context(viewport=_SCREEN).new_page()
+    """Return how a live run's page was over the time, and in a traced round through its views."""
+    page, found = browser.new_context(viewport=_SCREEN).new_page(), Watched()
     page.add_init_script(_TIMED)
     opened = time.monotonic()
     page.goto(address)
@@ -214,41 +236,41 @@ def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> 
     control, metrics = browser.new_browser_cdp_session(), page.context.new_cdp_session(page)
     metrics.send("Performance.enable")
     figure = page.locator("#run .tile strong").first
-    found, began, step = Watched(), time.monotonic(), 0
-    while (now := time.monotonic() - began) < seconds:
-        if now >= step * _EACH:
-            _turned(page, step)
-            values = {row["name"]: row["value"] for row in metrics.send("Performance.getMetrics")["metrics"]}
-            found.heaps.append(values["JSHeapUsedSize"] / 1e6)
-            found.tabs.append(_tab(control))
-            step += 1
-        shown, looked = int(figure.inner_text().replace(",", "")), time.monotonic()
-        found.waits.append((max(opened, looked - recorded.lag(shown, looked)), looked))
-        _used(page, now)
+    for step in range(math.ceil(seconds / _EACH)):
+        _turn(page, step)
+        values = {row["name"]: row["value"] for row in metrics.send("Performance.getMetrics")["metrics"]}
+        found.heaps.append(values["JSHeapUsedSize"] / 1e6)
+        found.tabs.append(_tab(control))
+        for _ in _used(page, min(_EACH, seconds - step * _EACH)):
+            shown, looked = int(figure.inner_text().replace(",", "")), time.monotonic()
+            found.waits.append((max(opened, looked - recorded.lag(shown, looked)), looked))
     _timed(page, found)
-    found.tasks = _traced(browser, page)
-    page.context.close()
+    browser.start_tracing(
+        page=page, categories=["-*", "devtools.timeline", "disabled-by-default-devtools.timeline"]
+    )
+    for step in range(len(_VIEWS)):
+        _turn(page, step)
+        for _ in _used(page, _EACH):
+            pass
+    found.tasks = task_times(json.loads(browser.stop_tracing())["traceEvents"])
     return found
 
 
-def _turned(page: Any, step: int) -> None:
+def _turn(page: Any, step: int) -> None:
     """Press the key of a view, one after the other, and wait for it."""
     place = step % len(_VIEWS)
     page.keyboard.press(str(place + 1))
     page.locator(f'main .view[data-view="{_VIEWS[place]}"]').wait_for()
 
 
-def _traced(browser: Any, page: Any) -> list[float]:
-    """Return how many ms each task of the page's main thread had on the processor, in a round through the views."""
-    browser.start_tracing(
-        page=page, categories=["-*", "devtools.timeline", "disabled-by-default-devtools.timeline"]
-    )
-    for step in range(len(_VIEWS)):
-        _turned(page, step)
-        began = time.monotonic()
-        while (now := time.monotonic() - began) < _EACH:
-            _used(page, now)
-    return task_times(json.loads(browser.stop_tracing())["traceEvents"])
+def _used(page: Any, seconds: float) -> Iterator[None]:
+    """Move the pointer and press a key again and again, as a user who looks around; yield in between."""
+    began = time.monotonic()
+    while (now := time.monotonic() - began) < seconds:
+        yield
+        page.mouse.move(200 + (now * 160) % 900, 420 + (now * 40) % 200)
+        page.keyboard.press("ArrowRight")
+        time.sleep(0.05)
 
 
 def task_times(events: list[dict[str, Any]]) -> list[float]:
@@ -259,14 +281,7 @@ def task_times(events: list[dict[str, Any]]) -> list[float]:
     return [one["tdur"] / 1000 for one in mine if "tdur" in one]
 
 
-def _used(page: Any, now: float) -> None:
-    """Move the pointer and press a key, as somebody who looks around."""
-    page.mouse.move(200 + (now * 160) % 900, 420 + (now * 40) % 200)
-    page.keyboard.press("ArrowRight")
-    time.sleep(0.05)
-
-
-def _timed(page: Any, found: Watched) -> None:
+def _timed(page: Any, found: Watched) -> Watched:
     """Take what the browser timed, as spans of our clock; the two are set side by side where asking was fastest."""
     asked = []
     for _ in range(20):
@@ -278,16 +293,15 @@ def _timed(page: Any, found: Watched) -> None:
     found.inputs = [(offset + at / 1000, offset + (at + took) / 1000) for at, took in seen["inputs"]]
     found.long = [took for _, took in seen["long"]]
     found.events = seen["total"]
+    return found
 
 
 def _tab(control: Any) -> tuple[float, float]:
-    """Return what the renderer process holds itself, and what is resident, in MB: the largest renderer."""
-    found = []
+    """Return what the largest renderer process holds itself, and what is resident, in MB."""
+    found = [(0.0, 0.0)]
     for process in control.send("SystemInfo.getProcessInfo")["processInfo"]:
         if process["type"] == "renderer":
             with contextlib.suppress(OSError):
-                status = Path(f"/proc/{process['id']}/status").read_text(encoding="utf-8")
-                sizes = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("RssAnon", "VmRSS"))
-                found.append(tuple(int(size[1]) * 1024 / 1e6 if size else 0.0 for size in sizes))
-    own, resident = max(found, key=lambda pair: pair[1], default=(0.0, 0.0))
-    return own, resident
+                found.append(held_by(process["id"]))
+    own, resident = max(found, key=lambda pair: pair[1])
+    return own / 1e6, resident / 1e6

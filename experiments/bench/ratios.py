@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Work = Callable[[], int]  # does some work and returns how many iterations that was
-
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A bar and what was measured against it."""
+    """A limit and what was measured against it."""
 
     name: str
     value: float
@@ -25,15 +23,50 @@ class Ratio:
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
 
-def seconds_per_iteration(work: Work) -> float:
-    began = time.process_time()
-    count = work()
-    return (time.process_time() - began) / count
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast one of the two was."""
+
+    rate: float  # iterations a second
+    cpu: float  # seconds of processor time an iteration
 
 
-def compare(first: Work, second: Work, rounds: int = 7) -> tuple[float, float, float]:
-    """Return median CPU seconds of each per iteration, and the median of their ratio, first over second."""
+Race = Callable[[], Pace]
+
+
+def work(do: Callable[[], object], iterations: int) -> Race:
+    """Return work of this process alone, timed by its processor."""
+
+    def race() -> Pace:
+        began = time.process_time()
+        do()
+        spent = (time.process_time() - began) / iterations
+        return Pace(1 / spent, spent)
+
+    return race
+
+
+def compare(
+    name: str, bar: float, first: Race, second: Race, other: str, *, at_most: bool = False, rounds: int = 9
+) -> Ratio:
+    """Run both in turns, A B B A: what disturbs one disturbs its neighbour. Return the median of their ratios.
+
+    A floor is one of rates, a ceiling one of processor time; `other` is what the detail calls the second.
+    """
     first(), second()  # warm
-    pairs = [(seconds_per_iteration(first), seconds_per_iteration(second)) for _ in range(rounds)]
-    ratio = statistics.median(a / b for a, b in pairs)
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), ratio
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            b, a = second(), first()
+        else:
+            a, b = first(), second()
+        pairs.append((a, b))
+    ratios = [a.cpu / b.cpu if at_most else a.rate / b.rate for a, b in pairs]
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    rates = [statistics.median(pace.rate for pace in paces) for paces in zip(*pairs, strict=True)]
+    cpu = [statistics.median(pace.cpu for pace in paces) * 1e6 for paces in zip(*pairs, strict=True)]
+    detail = (
+        f"{rates[0]:,.0f}/s, {other} {rates[1]:,.0f}/s; quartiles {low:.2f} … {high:.2f}; "
+        f"processor time {cpu[0]:,.0f} and {cpu[1]:,.0f} µs"
+    )
+    return Ratio(name, statistics.median(ratios), bar, at_most, detail)

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
 
 from cloud.recovery_log import EVERY_BYTES
-from common.errors import ConfigurationError, MapaError
-from experiments.bench.soak_slope import BLOCKS, Slope, fit_slope, last_part
-from mapa.brokers import private_mosquitto
-from mapa.process_run import edge_counts, one_thread_each
-from mapa.processes import ends_with_parent
+from common.errors import ConfigurationError
+from experiments.bench.bed import DIMENSION, CloudBed, cloud_bed
 
-_RUN = "soak"
-_DIMENSION = 785  # N of LR on mnist-5k
-_PATIENCE = 180.0  # seconds for the beginning, and for the end
+BLOCKS = 10  # of a minute each in 15 minutes: memory moves in steps that last for several checkpoints
 _MOST_DISK = 3 * EVERY_BYTES  # two segments that are needed, and one before it is removed
 # an update: a leak keeps an object for each, and the smallest has 16 bytes; one descriptor in 10,000
-BOUNDS = {"resident": 16.0, "descriptors": 1e-4}
+_BOUNDS = {"resident": 16.0, "descriptors": 1e-4}
 SETTINGS = (
     "batch_size=4",
     "iterations=1000000000",
@@ -45,37 +40,66 @@ SETTINGS = (
 )
 
 
-@dataclass(slots=True)
-class Samples:
-    """What was seen of the processes, second by second."""
-
-    times: list[float] = field(default_factory=list)
-    values: dict[str, list[float]] = field(default_factory=dict)
-
-    def take(self, cloud: int, broker: int, runs: Path) -> None:
-        self.times.append(time.monotonic())
-        seen = {
-            "cloud resident": resident(cloud),
-            "cloud descriptors": descriptors(cloud),
-            "broker resident": resident(broker),
-            "broker descriptors": descriptors(broker),
-            "run disk": on_disk(runs),
-        }
-        for name, value in seen.items():
-            self.values.setdefault(name, []).append(value)
+SampledValues = Sequence[float] | npt.NDArray[np.float64]
 
 
-def resident(pid: int) -> float:
-    """Return the resident bytes of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Change a second, with the bounds of a 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def per(self, rate: float) -> Slope:
+        """Return the slope per event where `rate` of them come a second."""
+        if not rate > 0:
+            raise ConfigurationError(f"soak: {rate:g} updates a second: nothing to divide by")
+        return Slope(self.value / rate, self.low / rate, self.high / rate)
+
+    def flat(self, bound: float) -> bool:
+        """Tell whether growth above the bound is excluded; what shrinks is no leak."""
+        return self.high < bound
 
 
-def descriptors(pid: int) -> float:
-    return float(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
+def fit_slope(times: SampledValues, values: SampledValues, blocks: int = BLOCKS) -> Slope:
+    """Fit a line to the means of blocks.
+
+    One second's sample is nearly the last one's: a fit to all of them would take them for independent, and its
+    interval for far too small. Means over blocks that are longer than what makes them alike (a checkpoint comes every
+    30 s or more) are closer to it.
+    """
+    if len(times) != len(values) or len(times) < 2 * blocks:
+        raise ConfigurationError(f"soak: {len(times)} samples: must be at least {2 * blocks}")
+    x, y = (
+        np.array([part.mean() for part in np.array_split(np.asarray(v, float), blocks)])
+        for v in (times, values)
+    )
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ y) / spread
+    residuals = y - y.mean() - slope * centred
+    error = math.sqrt(float(residuals @ residuals) / (blocks - 2) / spread)
+    reach = float(student.ppf(0.975, blocks - 2)) * error
+    return Slope(slope, slope - reach, slope + reach)
 
 
-def on_disk(folder: Path) -> float:
+def last_part(times: Sequence[float], share: float = 2 / 3) -> slice:
+    """Return where the last `share` of the time begins, as a slice of the samples."""
+    begin = times[-1] - share * (times[-1] - times[0])
+    return slice(int(np.searchsorted(np.asarray(times), begin)), len(times))
+
+
+def look_at(bed: CloudBed) -> dict[str, float]:
+    seen = {"run disk": _on_disk(bed.runs)}
+    for name, pid in (("cloud", bed.cloud.pid), ("broker", bed.broker.pid)):
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        seen[f"{name} resident"] = float(pages * os.sysconf("SC_PAGE_SIZE"))
+        seen[f"{name} descriptors"] = float(sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
+    return seen
+
+
+def _on_disk(folder: Path) -> float:
     """Return the bytes of all files below; one that goes meanwhile has none."""
     total = 0
     for parent, _, names in os.walk(folder):  # unlike rglob it does not mind a folder that goes
@@ -85,133 +109,55 @@ def on_disk(folder: Path) -> float:
     return float(total)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One quantity over the last two thirds; without a bound of its slope, by the most that it may ever be."""
-
-    name: str
-    mean: float
-    largest: float
-    slope: Slope  # an update
-    bound: float | None = None
-    most: float | None = None
-
-    @property
-    def flat(self) -> bool:
-        if self.bound is None:
-            return self.most is not None and self.largest <= self.most
-        return self.slope.flat(self.bound)
-
-    def as_dict(self) -> dict[str, Any]:
-        interval = [self.slope.low, self.slope.high]
-        return {
-            "name": self.name,
-            "mean": self.mean,
-            "largest": self.largest,
-            "slope_per_update": self.slope.value,
-            "interval": interval,
-            "bound": self.bound,
-            "most": self.most,
-            "flat": self.flat,
-        }
-
-
-def judge(samples: Samples, trips: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[list[Verdict], float]:
+def judge(
+    times: Sequence[float], samples: Sequence[Mapping[str, float]], answered: npt.NDArray[np.float64]
+) -> tuple[list[dict[str, Any]], float]:
     """Return whether each quantity is flat over the last two thirds, and the updates a second meanwhile."""
-    part = last_part(samples.times)
-    times = samples.times[part]
-    answered = int(np.count_nonzero((trips[:, 0] >= times[0]) & (trips[:, 0] <= times[-1])))
-    rate = answered / (times[-1] - times[0])
+    part = last_part(times)
+    begin, end = times[part.start], times[-1]
+    rate = int(np.count_nonzero((answered >= begin) & (answered <= end))) / (end - begin)
     found = []
-    for name, values in samples.values.items():
-        slope = fit_slope(times, values[part]).per(rate)
-        mean, largest = float(np.mean(values[part])), max(values[part])
-        bound = BOUNDS.get(name.split()[1])
-        most = _MOST_DISK if bound is None else None  # the disk's use is a saw: it is recycled, or it is not
-        found.append(Verdict(name, mean, largest, slope, bound, most))
+    for name in samples[0]:
+        values = [sample[name] for sample in samples[part]]
+        slope, largest, bound = (
+            fit_slope(times[part], values).per(rate),
+            max(values),
+            _BOUNDS.get(name.split()[1]),
+        )
+        found.append(
+            {
+                "name": name,
+                "mean": float(np.mean(values)),
+                "largest": largest,
+                "slope_per_update": slope.value,
+                "interval": [slope.low, slope.high],
+                "bound": bound,
+                "most": _MOST_DISK if bound is None else None,
+                # the disk's use is a saw: it is recycled, or it is not
+                "flat": largest <= _MOST_DISK if bound is None else slope.flat(bound),
+            }
+        )
     return found, rate
 
 
-@dataclass(frozen=True, slots=True)
-class Bed:
-    """A cloud and its lean edges, as they run."""
-
-    directory: Path
-    broker: int  # its process
-    cloud: subprocess.Popen[bytes]
-    fleets: list[subprocess.Popen[bytes]]
-
-    @property
-    def runs(self) -> Path:
-        return self.directory / "runs"
-
-    def check(self) -> None:
-        """Raise MapaError where a process has ended."""
-        _alive([self.cloud, *self.fleets], self.directory / "cloud.log")
-
-    def end(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Interrupt the run; return its summary, and what each process of edges counted."""
-        self.cloud.send_signal(signal.SIGINT)
-        out, _ = self.cloud.communicate(timeout=10 * _PATIENCE)
-        counted = [json.loads(child.communicate(timeout=_PATIENCE)[0]) for child in self.fleets]
-        if self.cloud.returncode != 130 or not all(one["ended"] for one in counted):
-            raise MapaError(f"the cloud ended with {self.cloud.returncode}, edges with {counted}")
-        return json.loads(out), counted
-
-
-@contextmanager
-def running(
-    edges: int, minutes: float, rate: float, processes: int, directory: Path, settings: Sequence[str]
-) -> Iterator[Bed]:
-    """Start `mapa cloud` and lean edges on a private Mosquitto, and wait for the first updates."""
-    with private_mosquitto(directory / "broker") as broker, ExitStack() as stack:
-        log = stack.enter_context((directory / "cloud.log").open("wb"))
-        words = [sys.executable, "-P", "-m", "mapa.cli", "cloud", "quickstart", "--run", _RUN]
-        words += ["--broker", str(broker.address), "--runs-dir", str(directory / "runs"), "--json"]
-        words += ["--edges", str(edges), "--edges-at-least", str(edges), "--gather", "60"]
-        for setting in settings:
-            words += ["--set", setting]
-        cloud = stack.enter_context(
-            _child(subprocess.Popen(ends_with_parent(words), stdout=subprocess.PIPE, stderr=log, env=_env()))
-        )
-        fleets = []
-        counts, first = edge_counts(edges, processes), 0
-        for number, count in enumerate(counts):
-            child = stack.enter_context(_child(_edges()))
-            task = {
-                "broker": str(broker.address),
-                "run": _RUN,
-                "ids": [f"edge-{k}" for k in range(first, first + count)],
-                "dimension": _DIMENSION,
-                "pause": edges / rate,
-                "seed": number,
-                "until": 60 * minutes + 3 * _PATIENCE,
-                "out": str(directory / f"trips-{number}.npy"),
-            }
-            first += count
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(task).encode() + b"\n")
-            child.stdin.flush()
-            fleets.append(child)
-        _until_begun(directory / "runs", cloud, directory / "cloud.log")
-        yield Bed(directory, broker.pid, cloud, fleets)
-
-
-def soak(edges: int, minutes: float, rate: float, processes: int, directory: Path) -> dict[str, Any]:
+def soak(edges: int, minutes: float, rate: float, processes: int) -> dict[str, Any]:
     """Run it; return everything that was found."""
-    samples = Samples()
-    with running(edges, minutes, rate, processes, directory, SETTINGS) as bed:
+    times: list[float] = []
+    samples: list[dict[str, float]] = []
+    load = [os.getloadavg()[0]]
+    with cloud_bed("quickstart", edges, SETTINGS) as bed:
+        fleet = bed.lean_edges(edges, rate, 60 * minutes, processes)
         began = time.monotonic()
-        load = [os.getloadavg()[0]]
         while time.monotonic() < began + 60 * minutes:
             bed.check()
-            samples.take(bed.cloud.pid, bed.broker, bed.runs)
+            times.append(time.monotonic())
+            samples.append(look_at(bed))
             load.append(os.getloadavg()[0])
-            time.sleep(max(0.0, began + len(samples.times) - time.monotonic()))
-        summary, counted = bed.end()
-    trips = np.concatenate([np.load(directory / f"trips-{number}.npy") for number in range(len(counted))])
-    verdicts, measured = judge(samples, trips)
-    late = trips[trips[:, 0] >= samples.times[last_part(samples.times).start], 1]
+            time.sleep(max(0.0, began + len(times) - time.monotonic()))
+        summary, counted = bed.end(), fleet.end()
+        trips = np.concatenate([np.load(path) for path in bed.directory.glob("trips-*.npy")])
+    verdicts, measured = judge(times, samples, trips[:, 0])
+    late = trips[trips[:, 0] >= times[last_part(times).start], 1]
     percentiles = {f"p{p:g}": float(np.percentile(late, p)) * 1e3 for p in (50, 90, 95, 99, 99.9)}
     refused = [one["refused"] for one in counted]
     return {
@@ -219,61 +165,19 @@ def soak(edges: int, minutes: float, rate: float, processes: int, directory: Pat
         "minutes": minutes,
         "updates": summary["updates"],
         "updates_per_second": measured,
-        "logged_bytes": summary["updates"] * 4 * _DIMENSION,
+        "logged_bytes": summary["updates"] * 4 * DIMENSION,
         "load": [min(load), float(np.median(load)), max(load)],
         "round_trip_ms": {**percentiles, "max": float(late.max()) * 1e3},
         "refused_at_edges": {key: sum(one.get(key, 0) for one in refused) for one in refused for key in one},
         "refused_by_cloud": summary["refused"],
         "sent_again": sum(one["resent"] for one in counted),
-        "verdicts": [verdict.as_dict() for verdict in verdicts],
-        "flat": all(verdict.flat for verdict in verdicts),
-        "samples": {"time": [one - began for one in samples.times], **samples.values},
+        "verdicts": verdicts,
+        "flat": all(verdict["flat"] for verdict in verdicts),
+        "samples": {
+            "time": [when - began for when in times],
+            **{name: [sample[name] for sample in samples] for name in samples[0]},
+        },
     }
-
-
-def _env() -> dict[str, str]:
-    return one_thread_each()
-
-
-def _edges() -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "experiments.bench.soak_edges"]
-    return subprocess.Popen(
-        ends_with_parent(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_env()
-    )
-
-
-class _child:
-    """A process that ends with the block."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-
-
-def _alive(children: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
-    for child in children:
-        if child.poll() is not None:
-            raise MapaError(f"soak: {child.args!r} ended with {child.returncode}: {log.read_text()[-800:]}")
-
-
-def _until_begun(runs: Path, cloud: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the first records of gradients: the log grows beyond the hellos."""
-    until = time.monotonic() + _PATIENCE
-    while not any(path.stat().st_size > (1 << 20) for path in runs.glob("*/log/*.seg")):
-        _alive([cloud], log)
-        if time.monotonic() > until:
-            raise MapaError(f"soak: no update within {_PATIENCE:g} s: {log.read_text()[-800:]}")
-        time.sleep(0.2)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -286,17 +190,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--processes", type=int, default=2, help="that carry the edges")
     parser.add_argument("--out", type=Path, help="file for every sample, as JSON")
     given = parser.parse_args(arguments)
+    checks = {
+        "soak: memory and descriptors are read from /proc: Linux alone": Path("/proc/self/statm").exists(),
+        f"--edges {given.edges}: must be from 1 to 1,250": 1
+        <= given.edges
+        <= 1250,  # four rows each, or more
+        f"--minutes {given.minutes:g}: must be at least 1": 1 <= given.minutes < math.inf,
+        "--rate and --processes: must be above 0": given.rate > 0 and given.processes > 0,
+    }
+    for said, holds in checks.items():
+        if not holds:
+            print(f"configuration error: {said}", file=sys.stderr)
+            return 2
     try:
-        if not Path("/proc/self/statm").exists():
-            raise ConfigurationError("soak: memory and descriptors are read from /proc: Linux alone")
-        if not 1 <= given.edges <= 1250:  # shards of mnist-5k with four rows and more
-            raise ConfigurationError(f"--edges {given.edges}: must be from 1 to 1,250")
-        if not given.minutes * 60 * 2 / 3 >= 4 * BLOCKS:
-            raise ConfigurationError(f"--minutes {given.minutes:g}: must be at least 1")
-        if not given.rate > 0 or given.processes < 1:
-            raise ConfigurationError("--rate and --processes: must be above 0")
-        with tempfile.TemporaryDirectory() as folder:
-            found = soak(given.edges, given.minutes, given.rate, given.processes, Path(folder))
+        found = soak(given.edges, given.minutes, given.rate, given.processes)
     except ConfigurationError as error:
         print(f"configuration error: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,19 +19,23 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from common.datasets.catalogue import data_directory
-from common.errors import ConfigurationError
-from experiments.audit.game import Finding, Playable, finite, play_all
-from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.audit.subject import keep, scenario_games, scenario_of_run
-from experiments.commands.audit_planted import audit_planted
+from common.errors import ConfigurationError, RecordsError
+from common.scenario.scenario import Scenario
+from experiments.audit.battery import scenario_games
+from experiments.audit.defects import INVISIBLE, Defect, planted, put_to_test
+from experiments.audit.game import Finding, familywise, finite, play_all
+from experiments.audit.one_run import audit_one_run
 from mapa.commands import options
-from mapa.commands.common_options import Allowed
 from mapa.output import note, progress_console
-from mapa.runs import find_run
+from mapa.runs import find_run, read_object
 from mapa.scenario_files import load_scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
+from mapa.verification.check import NotCheckedError, UnreadableError
+from mapa.verification.log_replay import scenario_of
 
+AUDIT = "audit.json"  # mapa/dashboard shows it, mapa runs rm removes it with the run
 _MIN_ROUNDS = 1000
+_OF_PLANTED = ("name", "figure", "claimed", "lower_bound", "rounds", "violated")
 
 
 def audit_command(
@@ -45,7 +51,7 @@ def audit_command(
             "where the live page shows it",
         ),
     ] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
+    changes: options.Changes = None,
     confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
     rounds: Annotated[int, typer.Option(help="of each world in a game")] = 8000,
     edge: Annotated[int, typer.Option(min=0, help="k, the edge whose ε_k, z_k and shard are audited")] = 0,
@@ -59,27 +65,27 @@ def audit_command(
     iterations: Annotated[
         int, typer.Option(min=1, help="updates of the one-run audit, at most the scenario's")
     ] = 500,
-    planted: Annotated[
+    with_planted: Annotated[
         bool,
         typer.Option("--planted", help="put planted defects to the games instead; exit 1 if one is missed"),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the audit's own draws")] = 0,
-    allow: Allowed = None,
+    allow: options.Allowed = None,  # noqa: ARG001  (what a run on record may name: set before this begins)
     runs: options.RunsDir = Path("runs"),
-    data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Bound ε from below by attacking the real release code; exit 1 where a claim is refuted."""
     if not 0 < confidence < 1:
         raise ConfigurationError(f"confidence = {confidence}: must be greater than 0 and less than 1")
     if rounds < _MIN_ROUNDS:
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
-    if planted:
+    if with_planted:
         if scenario is not None or run is not None or changes:
             raise ConfigurationError(
                 "--planted takes no scenario, --run or --set: its mechanisms are its own"
             )
-        audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
+        _audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
         return
     if (scenario is None) == (run is None):
         raise ConfigurationError(
@@ -89,132 +95,187 @@ def audit_command(
         raise ConfigurationError("--set: not with --run, which audits what was run")
     folder = None if run is None else find_run(run, runs)
     if folder is not None:
-        name, resolved = folder.resolve().name, scenario_of_run(folder, frozenset(allow or ()))
+        name, resolved = folder.resolve().name, scenario_of_run(folder)
     else:
         name, resolved = load_scenario(str(scenario), changes or [])
     world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
     games = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
-    findings = _play_all(games, confidence, seed)
-    whole = (
-        audit_one_run(world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence)
-        if one_run
-        else None
-    )
+    with _spinner() as show:
+        findings = play_all(games, confidence=confidence, seed=seed, progress=show)
     delta = resolved.privacy.total_delta
-    rows = [_row(game, finding, delta) for game, finding in zip(games, findings, strict=True)]
-    report = {
+    report: dict[str, Any] = {
         "scenario": name,
         "scenario_sha256": resolved.digest,
         "edge": edge,
         "confidence": confidence,
         "delta": delta,
         "seeded": resolved.seed is not None,
-        "games": rows,
-        "one_run": None if whole is None else _one_run_row(whole),
+        "games": [
+            {
+                "kind": "scenario",
+                **_row(finding),
+                "claimed_epsilon": finite(game.claim.epsilon(finding.claimed, delta)),
+                "lower_epsilon": finite(game.claim.epsilon(finding.lower_bound, delta)),
+            }
+            for game, finding in zip(games, findings, strict=True)
+        ],
+        "one_run": None,
     }
+    if one_run:
+        whole = audit_one_run(
+            world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence
+        )
+        told = asdict(whole)
+        epsilons = {"claimed_epsilon": finite(told.pop("claimed")), "lower_epsilon": told.pop("lower_bound")}
+        report["one_run"] = {**told, **epsilons, "violated": whole.violated}
     if folder is not None:
-        kept = keep(folder, report)
-        print(f"kept in {kept}", file=sys.stderr)
+        print(f"kept in {_keep(folder, report)}", file=sys.stderr)
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        _print_report(name, rows, whole, confidence, delta, seeded=resolved.seed is not None)
-    if any(row["violated"] for row in rows):
+        _print_report(report)
+    if any(row["violated"] for row in report["games"]):
         raise typer.Exit(1)
 
 
-def _play_all(games: Sequence[Playable], confidence: float, seed: int) -> list[Finding]:
+@contextmanager
+def _spinner() -> Iterator[Callable[[str], None]]:
+    """Show what is being done, where somebody watches."""
     console = progress_console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal or console.quiet
     ) as bar:
         task = bar.add_task("", total=None)
-        return play_all(
-            games, confidence=confidence, seed=seed, progress=lambda name: bar.update(task, description=name)
-        )
+        yield lambda words: bar.update(task, description=words)
 
 
-def _row(game: Playable, finding: Finding, delta: float) -> dict[str, Any]:
-    claim = game.claim
-    return {
-        "kind": "scenario",
-        "name": finding.name,
-        "figure": finding.figure,
-        "claimed": finite(finding.claimed),
-        "lower_bound": finite(finding.lower_bound),
-        "claimed_epsilon": finite(claim.epsilon(finding.claimed, delta)),
-        "lower_epsilon": finite(claim.epsilon(finding.lower_bound, delta)),
-        "false_positives": finding.false_positives,
-        "false_negatives": finding.false_negatives,
-        "rounds": finding.rounds,
-        "violated": finding.violated,
+def _row(finding: Finding) -> dict[str, Any]:
+    row = {
+        key: finite(value) if isinstance(value, float) else value for key, value in asdict(finding).items()
     }
+    del row["alpha"]
+    return {**row, "violated": finding.violated}
 
 
-def _one_run_row(whole: OneRun) -> dict[str, Any]:
-    return {
-        "canaries": whole.canaries,
-        "guesses": whole.guesses,
-        "correct": whole.correct,
-        "releases": whole.releases,
-        "claimed_epsilon": finite(whole.claimed),
-        "lower_epsilon": whole.lower_bound,
-        "delta": whole.delta,
-        "confidence": whole.confidence,
-        "violated": whole.violated,
-    }
+def scenario_of_run(path: Path) -> Scenario:
+    """Return the scenario that a run was recorded with, its noise and rate as they were; ConfigurationError: none."""
+    try:
+        return scenario_of(read_object(path / "manifest.json") or {})
+    except (UnreadableError, NotCheckedError) as error:
+        raise ConfigurationError(f"{path}: cannot be audited: {error}") from error
 
 
-def _print_report(
-    name: str,
-    rows: Sequence[dict[str, Any]],
-    whole: OneRun | None,
-    confidence: float,
-    delta: float,
-    *,
-    seeded: bool,
-) -> None:
+def _keep(path: Path, report: Mapping[str, Any]) -> Path:
+    """Write the report into the run's folder, as a whole or not at all."""
+    file, draft = path / AUDIT, path / f".{AUDIT}.tmp"
+    try:
+        draft.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise RecordsError(f"{file}: not written: {error.strerror or error}") from error
+    return file
+
+
+def _table(title: str, columns: Sequence[str], to_the_left: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, justify="left" if column in to_the_left else "right")
+    return table
+
+
+def _wide_console(width: int) -> Console:
     console = Console(highlight=False)
-    console.width = max(console.width, 130)
-    refuted = [row for row in rows if row["violated"]]
-    claims = [row for row in rows if row["claimed"] is not None]
-    if refuted:
+    console.width = max(console.width, width)
+    return console
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    console, name, rows = _wide_console(130), report["scenario"], report["games"]
+    if any(row["violated"] for row in rows):
         console.print(
             f"{name}: the claim is REFUTED: more can be told of a sample than it allows.", style="red"
         )
-    elif claims:
+    elif any(row["claimed"] is not None for row in rows):
         console.print(f"{name}: nothing contradicts the claim. That is no proof of it.")
     else:
         console.print(f"{name}: nothing is claimed (not DP); the bounds say what can be told at least.")
-    if seeded:
+    if report["seeded"]:
         console.print(
             "The scenario has a seed: anyone who knows it can subtract the noise. Audited as if nobody did."
         )
-    table = Table(title=f"games, {confidence:g} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE)
-    for column in ("game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):
-        table.add_column(column, justify="left" if column in ("game", "verdict") else "right")
+    title = f"games, {report['confidence']:g} for all rows together, ε at δ = {report['delta']:g}"
+    columns = ("game", "claimed", "at least", "claimed ε", "ε at least", "verdict")
+    table = _table(title, columns, ("game", "verdict"))
     for row in rows:
-        table.add_row(
-            row["name"],
-            f"{row['figure']} {_figure(row['claimed'])}",
-            f"{row['figure']} {_figure(row['lower_bound'])}",
-            _figure(row["claimed_epsilon"]),
-            _figure(row["lower_epsilon"]),
-            _verdict(row),
-        )
+        verdict = "REFUTED" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
+        told = (f"{row['figure']} {_figure(row[key])}" for key in ("claimed", "lower_bound"))
+        in_epsilon = (_figure(row[key]) for key in ("claimed_epsilon", "lower_epsilon"))
+        table.add_row(row["name"], *told, *in_epsilon, verdict)
     console.print(table)
-    if whole is not None:
+    if whole := report["one_run"]:
         console.print(
-            f"one run (beside, not a gate): {whole.releases} releases, {whole.canaries} canaries, "
-            f"{whole.correct} of {whole.guesses} guesses right: total ε at least {whole.lower_bound:.3g}, "
-            f"claimed {_figure(finite(whole.claimed))} at δ = {whole.delta:g}"
+            f"one run (beside, not a gate): {whole['releases']} releases, {whole['canaries']} canaries, "
+            f"{whole['correct']} of {whole['guesses']} guesses right: total ε at least {whole['lower_epsilon']:.3g}, "
+            f"claimed {_figure(whole['claimed_epsilon'])} at δ = {whole['delta']:g}"
         )
-
-
-def _verdict(row: dict[str, Any]) -> str:
-    return "REFUTED" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
 
 
 def _figure(value: float | None) -> str:
-    return "∞" if value is None or math.isinf(value) else f"{value:.3f}"
+    return "∞" if value is None else f"{value:.3f}"
+
+
+def _audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) -> None:
+    """Play the battery against every defect; exit 1 where one is neither refuted nor known to be invisible.
+
+    α is divided among the games of a battery, as where `mapa audit` plays it: could that command have seen it?
+    """
+    found: list[tuple[Defect, list[dict[str, Any]]]] = []
+    with _spinner() as show:
+        for place, defect in enumerate(planted()):
+            games = defect.games(rounds)
+            findings = put_to_test(
+                games,
+                alpha=familywise(confidence, len(games)),
+                seed=100_000 * seed + 100 * place,
+                progress=lambda game, name=defect.name: show(f"{name}: {game}"),  # type: ignore[misc]
+            )
+            found.append((defect, [_row(finding) for finding in findings]))
+    missed = [d.name for d, rows in found if not rows[-1]["violated"] and d.name not in INVISIBLE]
+    if as_json:
+        defects = [
+            {
+                "name": defect.name,
+                "refuted": rows[-1]["violated"],
+                "games": [{key: row[key] for key in _OF_PLANTED} for row in rows],
+            }
+            for defect, rows in found
+        ]
+        report = {"confidence": confidence, "missed": missed, "invisible": INVISIBLE, "defects": defects}
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        _print_planted(found, confidence, missed)
+    if missed:
+        raise typer.Exit(1)
+
+
+def _print_planted(
+    found: Sequence[tuple[Defect, list[dict[str, Any]]]], confidence: float, missed: Sequence[str]
+) -> None:
+    title = f"planted defects, {confidence:g} for the games of each together"
+    table = _table(title, ("defect", "game", "claimed", "at least", "verdict"), ("defect", "game", "verdict"))
+    for defect, rows in found:
+        for place, row in enumerate(rows):
+            told = (f"{row['figure']} {_figure(row[key])}" for key in ("claimed", "lower_bound"))
+            name = "" if place else defect.name
+            table.add_row(name, row["name"], *told, "refuted" if row["violated"] else "")
+        if not rows[-1]["violated"]:
+            table.add_row("", INVISIBLE.get(defect.name, "no game refutes it"), "", "", "NOT REFUTED")
+    console = _wide_console(140)
+    console.print(table)
+    console.print(
+        f"{len(found) - len(missed)} of {len(found)} defects are refuted or known to be invisible."
+        + (f" Missed: {'; '.join(missed)}." if missed else "")
+    )

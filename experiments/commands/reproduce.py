@@ -29,13 +29,13 @@ from rich.text import Text
 from common.errors import ConfigurationError
 from experiments.audit.game import finite
 from experiments.harness import SWEEP_ENGINES
-from experiments.reference.reference import ReferenceOrder, make_table
+from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
 from mapa.output import progress_console
 from mapa.processes import interrupted_by_signals
 
 if TYPE_CHECKING:
-    from experiments.reproduce.reproduction import ReproductionOrder
+    from experiments.reproduce.reproduction import Reproduction, ReproductionOrder
 
 _COLOURS = {
     "reproduced": "green",
@@ -122,16 +122,15 @@ def reproduce_command(
         others = tuple(rows or ())
         table = ReferenceOrder(out=out / "reference", tune=tune, others=others, audit=audit, **common)
         raise typer.Exit(_reference(table, as_json=as_json))
-    if "reference" in (figures or []):
-        raise ConfigurationError("reference: is run alone, without other figures")
-    if tune or audit or rows:
-        raise ConfigurationError("--tune, --audit and --rows: only with `mapa reproduce reference`")
-    if engine not in SWEEP_ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
-    if ray_address is not None and engine != "ray":
-        raise ConfigurationError("--ray-address: needs --engine ray")
-    if cached and not resume:
-        raise ConfigurationError("--cached and --fresh: choose one")
+    for wrong, words in (
+        ("reference" in (figures or []), "reference: is run alone, without other figures"),
+        (tune or audit or rows, "--tune, --audit and --rows: only with `mapa reproduce reference`"),
+        (engine not in SWEEP_ENGINES, f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}"),
+        (ray_address is not None and engine != "ray", "--ray-address: needs --engine ray"),
+        (cached and not resume, "--cached and --fresh: choose one"),
+    ):
+        if wrong:
+            raise ConfigurationError(words)
     order = ReproductionOrder(
         experiments=catalogue().chosen(figures or []),
         out=out,
@@ -163,16 +162,7 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
             }
             for one in outcome.judged
         ]
-        _print_json(
-            {
-                "size": order.size,
-                "verdicts": verdicts,
-                "failures": outcome.failures,
-                "runs": outcome.runs,
-                "cached": outcome.cached,
-                "files": [os.fspath(path) for path in outcome.files],
-            }
-        )
+        _print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
     else:
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
@@ -191,20 +181,13 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
     if as_json:
+        audited = [
+            {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
+            for row in table.audited
+        ]
+        found = {"looks_at_held_out": table.looks, "audited": audited}
         _print_json(
-            {
-                "size": order.size,
-                "rows": [asdict(row) for row in table.rows],
-                "failures": table.failures,
-                "runs": table.runs,
-                "cached": table.cached,
-                "looks_at_held_out": table.looks,
-                "audited": [
-                    {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
-                    for row in table.audited
-                ],
-                "files": [os.fspath(path) for path in table.files],
-            }
+            {"size": order.size, "rows": [asdict(row) for row in table.rows], **_common(table), **found}
         )
     else:
         print(table.files[1].read_text(encoding="utf-8"))
@@ -213,6 +196,12 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
         _print_failures(console, table.failures)
     refuted = order.audit and any(row.is_refuted for row in table.audited)
     return 1 if table.failures or refuted else 0
+
+
+def _common(outcome: Reproduction | ReferenceTable) -> dict[str, Any]:
+    files = [os.fspath(path) for path in outcome.files]
+    counts = {"runs": outcome.runs, "cached": outcome.cached}
+    return {"failures": outcome.failures, **counts, "files": files}
 
 
 def _print_json(report: dict[str, Any]) -> None:

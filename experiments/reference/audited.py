@@ -8,24 +8,22 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.catalogue import load_dataset
-from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
-from experiments.audit.game import Finding, Playable, play_all
+from experiments.audit.battery import scenario_games
+from experiments.audit.game import Finding, Game, play_all
 from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.audit.subject import scenario_games
-from experiments.harness import markdown_table
-from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes
-from experiments.reference.table import read_values, units
+from experiments.harness import Job, markdown_table, read_values
+from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes, units
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 
 CONFIDENCE = 0.95  # of all games of a mechanism together, and of the training run
 NONE = "none"  # of the games refutes
@@ -38,7 +36,7 @@ _WHOLE = "a whole training run"
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Job):
     """One mechanism to be audited."""
 
     cell: Cell  # of the first of its methods
@@ -47,8 +45,6 @@ class Audit:
     methods: tuple[str, ...]
     data_dir: Path
     rounds: int
-    cost: ClassVar[float] = 1.0
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -153,7 +149,7 @@ def run_audit(audit: Audit) -> list[Audited]:
 
 def row_of(
     audit: Audit,
-    games: Sequence[Playable],
+    games: Sequence[Game],
     findings: Sequence[Finding],
     whole: OneRun,
     *,
@@ -196,13 +192,7 @@ def row_of(
 
 
 def read_audited(path: Path) -> list[Audited]:
-    """Read audited.csv; ConfigurationError names the line and what is wrong with it."""
-    rows = read_values(path, Audited)
-    for place, row in rows:
-        for name, value in asdict(row).items():
-            if isinstance(value, int | float) and not value >= 0:  # infinite: nothing is claimed
-                raise ConfigurationError(f"{place}: {name} = {value}: must be at least 0")
-    return [row for _, row in rows]
+    return read_values(path, Audited, {"": math.inf})  # infinite: nothing is claimed
 
 
 def audited_table(rows: Sequence[Audited]) -> str:

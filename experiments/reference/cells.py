@@ -7,13 +7,16 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
+from common.models.model import feature_length
 from common.scenario.scenario import Scenario
 from experiments.harness import matching
+from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 
 Change = str | int | float | list[float]
@@ -162,6 +165,14 @@ def _in_numbers(changes: Mapping[str, Change], rate: float, length: float) -> di
         number, _, unit = str(value).partition(" ")
         found[key] = f"{float(number) * units[unit]:.6g}" if unit in units else value
     return found
+
+
+def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
+    """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
+    base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
+    length = feature_length(base.model)
+    assert length is not None  # all recipes are tuning-free
+    return float(base.scenario.algorithm.options["rate"]), length
 
 
 Group = tuple[str, int, int, str, str]  # data, edges, ε, links, method

@@ -1,37 +1,36 @@
-"""Rows of the reference table: a cell's run, rows as CSV to which others can add theirs, and tables in Markdown."""
+"""The reference table: each cell's run, its row, rows.csv to which others can add theirs, and table.md; resumable."""
 
 from __future__ import annotations
 
-import csv
-import math
 import shlex
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from common.datasets.catalogue import load_dataset
-from common.errors import ConfigurationError
-from common.models.model import feature_length
 from common.wire.v1 import HEADER_BYTES
-from experiments.harness import markdown_table, percent, require_end, result_key
-from experiments.reference.cells import MAIN, Cell, Choice, methods
-from mapa.recording import privacy_of
-from mapa.run_parts import assemble
-from mapa.simulation.simulator import check_world, simulate
-from mapa.simulation.world import World
+from experiments.harness import (
+    Harness,
+    Job,
+    OnProgress,
+    Order,
+    ResultCache,
+    markdown_table,
+    percent,
+    read_values,
+    require_end,
+    result_key,
+    write_values,
+)
+from experiments.reference import cells as table_cells
+from experiments.reference.audited import Audited, audits_of, read_audited, run_audit, section
+from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group
+from mapa.releases import privacy_of
+from mapa.simulation.simulator import World, check_world, simulate
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-R = TypeVar("R", bound="DataclassInstance")
 FORMAT = 1  # raised whenever the same cell would give other numbers
-EVEN, UNEVEN = "lan", "heterogeneous"
 TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-_MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +58,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class CellRun:
+class CellRun(Job):
     """A cell, and what was chosen for it."""
 
     cell: Cell
     choice: Choice
     data_dir: Path
-    cost: ClassVar[float] = 1.0
-    alone: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -81,22 +78,14 @@ class CellRun:
         """Name of the row in the cache: the cell, its choice, the recipe and the method; sizes may share it."""
         cell = {key: value for key, value in asdict(self.cell).items() if key != "size"}
         base = self.cell.base().digest  # of the recipe with all that the size changes in it
-        return result_key(FORMAT, cell, self.choice, base, repr(methods()[self.cell.method]))
-
-
-def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
-    """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
-    base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
-    length = feature_length(base.model)
-    assert length is not None  # all recipes are tuning-free
-    return float(base.scenario.algorithm.options["rate"]), length
+        return result_key(FORMAT, cell, self.choice, base, repr(table_cells.methods()[self.cell.method]))
 
 
 def run_cell(run: CellRun) -> list[Row]:
     """Simulate one cell; return its row."""
     began = time.perf_counter()
     cell = run.cell
-    rate, length = units(cell, run.data_dir)
+    rate, length = table_cells.units(cell, run.data_dir)
     scenario, words = cell.scenario(run.choice, rate=rate, length=length)
     world = World.of(scenario, run.data_dir)
     check_world(world)
@@ -132,70 +121,8 @@ def run_cell(run: CellRun) -> list[Row]:
     return [row]
 
 
-# -- CSV ---------------------------------------------------------------------------------------------
-
-
-def write_values(path: Path, kind: type[R], rows: Iterable[R]) -> None:
-    """Write dataclasses of one kind, a line each."""
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [one.name for one in fields(kind)], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {key: f"{v:.6g}" if isinstance(v, float) else v for key, v in asdict(row).items()}
-            )
-
-
 def read_rows(path: Path) -> list[Row]:
-    """Read rows of any origin; ConfigurationError names the line and what is wrong with it."""
-    return [_checked(row, place) for place, row in read_values(path, Row)]
-
-
-def read_values(path: Path, kind: type[R]) -> list[tuple[str, R]]:
-    """Read dataclasses whose fields are int, float and printable str, each with the words for its line."""
-    columns = [one.name for one in fields(kind)]
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(stream)
-            if list(reader.fieldnames or ()) != columns:
-                raise ConfigurationError(f"{path}: the columns must be {','.join(columns)}")
-            found: list[tuple[str, R]] = []
-            for number, values in enumerate(reader, 2):
-                place = f"{path}, line {number}"
-                if number > _MOST_ROWS:
-                    raise ConfigurationError(f"{place}: more than {_MOST_ROWS:,} lines")
-                found.append((place, _made(kind, place, values)))
-            return found
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _made(kind: type[R], place: str, values: Mapping[str, str | None]) -> R:
-    made: dict[str, object] = {}
-    if None in values.values() or None in values:
-        raise ConfigurationError(f"{place}: must have {len(fields(kind))} values")
-    for one in fields(kind):
-        text = values[one.name] or ""
-        try:
-            made[one.name] = {"int": int, "float": float, "str": str}[str(one.type)](text)
-        except ValueError:
-            raise ConfigurationError(f"{place}: {one.name} = {text!r}: not {one.type}") from None
-        if not text.isprintable():
-            raise ConfigurationError(f"{place}: {one.name}: not printable")
-    return kind(**made)
-
-
-def _checked(row: Row, place: str) -> Row:
-    for name in ("epsilon", "stated_epsilon", "megabytes", "virtual_seconds", "seconds"):
-        if not 0 <= getattr(row, name) < math.inf:
-            raise ConfigurationError(f"{place}: {name} = {getattr(row, name)}: must be at least 0")
-    for name, value in (("accuracy", row.accuracy), ("delta", row.delta)):
-        if not 0 <= value <= 1:
-            raise ConfigurationError(f"{place}: {name} = {value}: must be from 0 to 1")
-    return row
-
-
-# -- tables for readers ------------------------------------------------------------------------------
+    return read_values(path, Row, {"accuracy": 1.0, "delta": 1.0, "": sys.float_info.max})
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -214,61 +141,10 @@ def markdown(rows: Sequence[Row]) -> str:
             name = f"`{method}`" + ("" if by == "this project" else f" ({by})")
             main = [row for row in own if row.epsilon == MAIN] or own
             seconds, seeds = between([row.seconds for row in main], ".0f"), len({row.seed for row in own})
-            lines.append([name, *cells, *_costs(main), seconds, str(seeds)])
+            lines.append([name, *cells, *costs(main), seconds, str(seeds)])
         table = markdown_table([*heads, "virtual s", "simulated in (s)", "seeds"], lines)
         parts.append(f"### {TITLES.get(data, data)}, K = {edges}, {links}\n\n{table}\n")
     return "\n".join(parts)
-
-
-def every_method(rows: Sequence[Row], links: str) -> str:
-    """Return all methods at the main budget over one kind of links: a column for each data set and number of edges."""
-    main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
-    places = _places(main)
-    heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
-    costs = [f"{cost}, K = 5" for cost in ("stated ε", "updates", "MB", "virtual s")]
-    lines = []
-    for method in _named(main):
-        own = [row for row in main if row.method == method]
-        cells = [percent([row.accuracy for row in _of(own, *place)]) for place in places]
-        lines.append([f"`{method}`", *cells, *_costs([row for row in own if row.edges == 5])])
-    return markdown_table(["", *heads, *costs], lines)
-
-
-def every_budget(rows: Sequence[Row], links: str) -> str:
-    """Return the methods that have every budget over one kind of links: one row for each, data set and K."""
-    some = [row for row in rows if row.links == links]
-    budgets = sorted({row.epsilon for row in some})
-    whole = [m for m in _named(some) if {row.epsilon for row in some if row.method == m} == set(budgets)]
-    lines = []
-    for data, edges in _places(some):
-        for method in whole:
-            own = [row for row in _of(some, data, edges) if row.method == method]
-            cells = [percent([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets]
-            lines.append([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells])
-    return markdown_table(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)], lines)
-
-
-def behind(rows: Sequence[Row], method: str, best: str = "tuned") -> str:
-    """Return how many points a method is behind another over the cells that both have."""
-    gaps: dict[tuple[str, int, float, str], dict[str, list[float]]] = {}
-    for row in rows:
-        cell = (row.data, row.edges, row.epsilon, row.links)
-        gaps.setdefault(cell, {}).setdefault(row.method, []).append(100 * row.accuracy)
-    found = [fmean(by[best]) - fmean(by[method]) for by in gaps.values() if {best, method} <= by.keys()]
-    average, most = fmean(found), max(found)
-    return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(found)} cells, {most:.2f} at most."
-
-
-def in_short(rows: Sequence[Row]) -> str:
-    """Return the main budget at K = 5 and even links: methods by data sets."""
-    main = [row for row in rows if (row.epsilon, row.edges, row.links) == (MAIN, 5, EVEN)]
-    places = _places(main)
-    lines = []
-    for method in _named(main):
-        own = [row for row in main if row.method == method]
-        cells = [f"{100 * fmean(row.accuracy for row in _of(own, *place)):.1f}" for place in places]
-        lines.append([f"`{method}`", *cells])
-    return markdown_table(["", *(TITLES[data] for data, _ in places)], lines)
 
 
 def between(values: Sequence[float], form: str = ".3f") -> str:
@@ -279,7 +155,7 @@ def between(values: Sequence[float], form: str = ".3f") -> str:
     return low if low == high else f"{low} … {high}"
 
 
-def _costs(rows: Sequence[Row]) -> list[str]:
+def costs(rows: Sequence[Row]) -> list[str]:
     """Return stated ε, updates, megabytes and virtual seconds."""
     return [
         between([row.stated_epsilon for row in rows]),
@@ -289,15 +165,94 @@ def _costs(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _places(rows: Iterable[Row]) -> list[tuple[str, int]]:
-    found = {(row.data, row.edges) for row in rows}
-    return [(data, edges) for data in TITLES for edges in sorted({e for d, e in found if d == data})]
+# -- from cells to files ------------------------------------------------------------------------------
 
 
-def _named(rows: Iterable[Row]) -> list[str]:
-    used = {row.method for row in rows}
-    return [name for name in methods() if name in used]
+CHOICES = Path(__file__).parent / "choices.toml"
 
 
-def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
-    return [row for row in rows if (row.data, row.edges) == (data, edges)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOrder(Order):
+    """What is to be run."""
+
+    tune: bool = False  # choose on held-out records first; otherwise as choices.toml says
+    others: Sequence[Path] = ()  # rows of others for the same table
+    audit: bool = False  # each release mechanism; otherwise what audited.csv has is shown
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTable:
+    rows: list[Row]
+    files: list[Path]
+    failures: dict[str, str]
+    runs: int  # made now
+    cached: int
+    looks: int  # at held-out records, for the choices in force
+    audited: list[Audited]  # now or before
+
+
+def make_table(order: ReferenceOrder, on_progress: OnProgress | None = None) -> ReferenceTable:
+    """Run what is missing; write rows.csv, table.md, choices.toml where choices were made, audited.csv where asked."""
+    order.out.mkdir(parents=True, exist_ok=True)
+    others = [row for path in order.others for row in read_rows(path)]
+    cells = table_cells.all_cells(order.size, seeds=order.seeds, only=order.only)
+    cache = ResultCache[Row](order.out / "cache", asdict, lambda _, values: Row(**values))
+    harness = Harness(order, cache, on_progress)
+    own_choices = order.out / "choices.toml"
+    if order.tune:
+        chosen = {**table_cells.read_choices(own_choices), **_choose(cells, harness)}
+        table_cells.write_choices(own_choices, chosen)
+    else:
+        chosen = {**table_cells.read_choices(CHOICES), **table_cells.read_choices(own_choices)}
+    done = _run([(cell, table_cells.choice_for(cell, chosen)) for cell in cells], harness)
+    rows = [*(row for row in done if row is not None), *others]
+    kept = order.out / "audited.csv"
+    if order.audit:
+        write_values(
+            kept, Audited, _audit({**table_cells.read_choices(CHOICES), **chosen}, harness, on_progress)
+        )
+    audited = read_audited(kept) if kept.exists() else []
+    paths = [order.out / "rows.csv", order.out / "table.md", *([kept] if audited else [])]
+    write_values(paths[0], Row, rows)
+    paths[1].write_text(markdown(rows) + section(audited), encoding="utf-8")
+    needed = {trial.group for trial, _ in table_cells.asked_of(cells)}
+    looks = sum(one.looks for group, one in chosen.items() if group in needed)
+    return ReferenceTable(rows, paths, harness.failures, harness.runs, harness.cached, looks, audited)
+
+
+def _run(cells: Sequence[tuple[Cell, Choice]], harness: Harness[Row]) -> list[Row | None]:
+    """Return a row for each cell, None where it failed."""
+    runs = {run.key: run for run in (CellRun(cell, choice, harness.order.data_dir) for cell, choice in cells)}
+    if harness.order.resume:
+        harness.recall(runs)
+    harness.run(run_cell, [run for key, run in runs.items() if key not in harness.results])
+    return [harness.results.get(key) for key in runs]
+
+
+def _choose(cells: Sequence[Cell], harness: Harness[Row]) -> dict[Group, Chosen]:
+    """Try every grid on held-out records, and go on beyond its end where the best value lies there."""
+    trials = table_cells.asked_of(cells)
+    trial_of = {cell.group: cell for cell, _ in trials}
+    grids = {group: table_cells.methods()[cell.method].grid for group, cell in trial_of.items()}
+    searches = {
+        group: table_cells.Search({key: list(values) for key, values in grid.items()})
+        for group, grid in grids.items()
+    }
+    while trials:
+        for (cell, choice), row in zip(trials, _run(trials, harness), strict=True):
+            if row is not None:
+                searches[cell.group].learn(choice, row.accuracy)
+        trials = [(trial_of[g], choice) for g, search in searches.items() for choice in search.further()]
+    return {group: search.chosen for group, search in searches.items() if search.looks}
+
+
+def _audit(
+    chosen: Mapping[Group, Chosen], harness: Harness[Row], on_progress: OnProgress | None
+) -> list[Audited]:
+    """Return what the audit of each release mechanism of the size showed, in its order; never from a cache."""
+    order = harness.order
+    audits = audits_of(order.size, chosen, order.data_dir)
+    audited: Harness[Audited] = Harness(order, on_progress=on_progress)
+    audited.run(run_audit, audits)
+    harness.failures |= audited.failures
+    return [audited.results[audit.name] for audit in audits if audit.name in audited.results]

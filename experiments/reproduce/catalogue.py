@@ -1,14 +1,15 @@
-"""What a reproduction runs: catalogue.toml, and the points it stands for, each with the command that repeats it."""
+"""What a reproduction runs (catalogue.toml, and the points it stands for), and what is kept of a finished point."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,7 +17,7 @@ from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
 from common.mechanism.clippings.batch_mean import BatchMean
 from common.scenario.scenario import Scenario
-from experiments.harness import matching, result_key
+from experiments.harness import ResultCache, matching, result_key
 from mapa.scenario_files import load_scenario
 from mapa.scenario_patterns import PREFIX, matching_lines
 
@@ -98,7 +99,7 @@ class Threshold(_Table):
     taken: float  # the test loss that we call sufficient
 
 
-class Catalogue(_Table):
+class FigureCatalogue(_Table):
     experiment: list[Experiment]
     block: list[LineBlock]
     threshold: list[Threshold]
@@ -128,9 +129,9 @@ class Catalogue(_Table):
 
 
 @cache
-def catalogue() -> Catalogue:
+def catalogue() -> FigureCatalogue:
     path = Path(__file__).with_name("catalogue.toml")
-    return Catalogue.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    return FigureCatalogue.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 FORMAT = 2  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
@@ -148,7 +149,7 @@ _RUN_AS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class FigurePoint:
     """One run: a line of a figure at one x, with one seed."""
 
     experiment: str
@@ -185,6 +186,11 @@ class Point:
         return result_key(FORMAT, self.engine, self.scenario.digest, self.updates, *options)
 
     @property
+    def program(self) -> str:
+        """The command of mapa that runs it."""
+        return _COMMANDS.get(self.engine, "simulate")
+
+    @property
     def run_as(self) -> str:
         return _RUN_AS[self.engine]
 
@@ -202,10 +208,8 @@ class Point:
     @property
     def command(self) -> str:
         """Return the command that runs this point alone."""
-        words = ["mapa", _COMMANDS.get(self.engine, "simulate"), self.file]
-        for change in self.changes:
-            words += ["--set", change]
-        words += ["--seed", str(self.seed)]
+        changes = [word for change in self.changes for word in ("--set", change)]
+        words = ["mapa", self.program, self.file, *changes, "--seed", str(self.seed)]
         if self.engine in ("block", "synchronous"):
             words += ["--engine", self.engine]
         if self.engine == "attack":
@@ -231,18 +235,45 @@ def all_points(
     most_seeds: int | None = None,
     containers: bool = False,
     only: Sequence[str] = (),
-) -> list[Point]:
+) -> list[FigurePoint]:
     """Return every point of the chosen experiments at a size; `most_seeds` caps what the size says.
 
     `only` are globs of scenario names; none: all of them.
     """
     present = {known.name for known in describe(data_dir) if known.present}
     lines = [(block, line) for block in blocks_of(experiments) for line in block.lines_at(block.size(size))]
-    return [
-        point
-        for block, line in matching(lines, only, lambda pair: pair[1])
-        for point in _points(block, line, size, present, data_dir, most_seeds, containers)
-    ]
+    points = []
+    for block, line in matching(lines, only, lambda pair: pair[1]):
+        file, reach = f"{PREFIX}{line}", block.size(size)
+        _, plain = load_scenario(file)
+        engine: str = block.engine_at(reach)
+        attacked = tuple(int(value) for value in reach.values) if engine == "attack" else ()
+        lengths = {
+            "iterations": max(attacked) if attacked else reach.iterations,
+            "evaluation.every": reach.every,
+        }
+        fixed = [f"data.set={data_set(plain.data.set, size, present)}", *reach.set]
+        fixed += [f"{key}={value}" for key, value in lengths.items() if value is not None]
+        seeds = reach.seeds if most_seeds is None else min(reach.seeds, most_seeds)
+        for x, swept in _swept(block, reach.values, plain):
+            for seed in range(block.first_seed, block.first_seed + seeds):
+                changes = (*fixed, *swept)
+                points.append(
+                    FigurePoint(
+                        experiment=block.experiment,
+                        line=line,
+                        engine="containers" if engine == "testbed" and containers else engine,
+                        sweep=block.sweep,
+                        x=x,
+                        seed=seed,
+                        changes=changes,
+                        asked=plain.data.set,
+                        scenario=load_scenario(file, changes, seed=seed)[1],
+                        updates=attacked,
+                        data_dir=data_dir,
+                    )
+                )
+    return points
 
 
 def data_set(asked: str, size: str, present: set[str]) -> str:
@@ -258,54 +289,6 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
     return _EMBEDDED
 
 
-def _points(
-    block: LineBlock,
-    line: str,
-    size_name: str,
-    present: set[str],
-    data_dir: Path,
-    most_seeds: int | None,
-    containers: bool,
-) -> list[Point]:
-    """Return the points of one line."""
-    size = block.size(size_name)
-    seeds = size.seeds if most_seeds is None else min(size.seeds, most_seeds)
-    engine: str = block.engine_at(size)
-    if engine == "testbed" and containers:
-        engine = "containers"
-    file = f"{PREFIX}{line}"
-    _, plain = load_scenario(file)
-    asked = plain.data.set
-    fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
-    attacked = tuple(int(value) for value in size.values) if engine == "attack" else ()
-    lengths = {
-        "iterations": max(attacked) if attacked else size.iterations,
-        "evaluation.every": size.every,
-    }
-    fixed += [f"{key}={value}" for key, value in lengths.items() if value is not None]
-    points = []
-    for x, more in _swept(block, size.values, plain):
-        for seed in range(block.first_seed, block.first_seed + seeds):
-            changes = (*fixed, *more)
-            _, scenario = load_scenario(file, changes, seed=seed)
-            points.append(
-                Point(
-                    experiment=block.experiment,
-                    line=line,
-                    engine=engine,
-                    sweep=block.sweep,
-                    x=x,
-                    seed=seed,
-                    changes=changes,
-                    asked=asked,
-                    scenario=scenario,
-                    updates=attacked,
-                    data_dir=data_dir,
-                )
-            )
-    return points
-
-
 def _swept(
     block: LineBlock, values: Sequence[int | float | str], plain: Scenario
 ) -> list[tuple[float | None, list[str]]]:
@@ -317,3 +300,115 @@ def _swept(
         return [(None, [])]
     numbers = block.x or [float(value) for value in values]
     return [(x, [f"{key}={value}"]) for x, value in zip(numbers, values, strict=False)]
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+WINDOW = 5  # successive evaluations whose mean loss decides on convergence, as in the paper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Curves and counts of one finished run."""
+
+    key: str
+    digest: str  # of the scenario
+    engine: str
+    t: list[int]  # updates done at each evaluation
+    accuracy: list[float]
+    loss: list[float | None]  # None: not finite
+    seconds: list[float] | None = None  # of each evaluation: virtual, or of the network
+    staleness: dict[int, int] = field(default_factory=dict)
+    clips: list[tuple[int, float]] = field(default_factory=list)  # (first update, C)
+    norms: dict[str, list[float]] | None = None
+    cells: list[dict[str, Any]] | None = None  # of the attack
+    run: str | None = None  # directory of its records
+    wall: float = 0.0  # seconds it took to make
+
+    @property
+    def final(self) -> float:
+        return self.accuracy[-1]
+
+    @property
+    def floor(self) -> int | None:
+        """The least count that `reached` can give; None: too few evaluations for any."""
+        return self.t[WINDOW - 1] if len(self.t) >= WINDOW else None
+
+    def reached(self, threshold: float) -> int | None:
+        """Return the first update at which the mean loss of WINDOW evaluations is at most the threshold."""
+        for end in range(WINDOW, len(self.loss) + 1):
+            window = self.loss[end - WINDOW : end]
+            finite = [loss for loss in window if loss is not None]
+            if len(finite) == WINDOW and math.fsum(finite) / WINDOW <= threshold:
+                return self.t[end - 1]
+        return None
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Return when an evaluation first showed that accuracy."""
+        for when, seen in zip(self.seconds or [], self.accuracy, strict=False):
+            if seen >= accuracy:
+                return when
+        return None
+
+
+def result_cache(directory: Path) -> ResultCache[Result]:
+    """Return the cache of a reproduction, which outlives an interruption."""
+    return ResultCache(directory, lambda result: {"format": FORMAT, **asdict(result)}, _read)
+
+
+def _read(key: str, values: dict[str, Any]) -> Result:
+    if values.pop("format") != FORMAT or values["key"] != key:
+        raise ValueError(f"{key}: the result of another format or run")
+    values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
+    values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
+    return Result(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedPoint:
+    point: FigurePoint
+    result: Result
+
+
+class Results:
+    """The finished points of a reproduction, asked for by what they are."""
+
+    def __init__(self, points: Sequence[FigurePoint], by_key: Mapping[str, Result]) -> None:
+        self.entries = [FinishedPoint(p, by_key[p.key]) for p in points if p.key in by_key]
+        self.missing = [p for p in points if p.key not in by_key]
+
+    def of(self, experiment: str, **wanted: object) -> list[FinishedPoint]:
+        """Return the entries whose point has all these attributes; a line without x fits every x."""
+
+        def fits(point: FigurePoint) -> bool:
+            values = {key: getattr(point, key) for key in wanted}
+            return all(values[k] == v or (k == "x" and values[k] is None) for k, v in wanted.items())
+
+        return [e for e in self.entries if e.point.experiment == experiment and fits(e.point)]
+
+    def panels(self, experiment: str) -> list[str]:
+        """Return the panels, without those whose runs are all in an earlier one: images that stand in count once."""
+        keys: dict[str, set[str]] = {}
+        for entry in self.of(experiment):
+            keys.setdefault(entry.point.panel, set()).add(entry.point.key)
+        names = list(keys)
+        return [
+            name for i, name in enumerate(names) if not any(keys[name] <= keys[other] for other in names[:i])
+        ]
+
+    def title(self, panel: str) -> str:
+        """Return a panel's name, and the data where the embedded images alone stood for its own."""
+        model, _, asked = panel.partition("-")
+        used = {e.point.scenario.data.set for e in self.entries if e.point.panel == panel}
+        return f"{model.upper()} {asked.upper()}" + (" (mnist-5k)" if used == {"mnist-5k"} else "")
+
+    def xs(self, experiment: str, **wanted: object) -> list[float]:
+        """Return the x at which anything was run, in order."""
+        return sorted({e.point.x for e in self.of(experiment, **wanted) if e.point.x is not None})
+
+    def variants(self, experiment: str, panel: str) -> list[str]:
+        return list(dict.fromkeys(entry.point.variant for entry in self.of(experiment, panel=panel)))
+
+    def finals(self, experiment: str, **wanted: object) -> list[float]:
+        """Return the final accuracies, one for each seed."""
+        return [entry.result.final for entry in self.of(experiment, **wanted)]

@@ -14,9 +14,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from experiments.reconstruction import draw_grid
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges import TARGET, by_value, horizon, seconds_to_target
-from experiments.reproduce.results import Results
+from experiments.reproduce.catalogue import Results, catalogue
+from experiments.reproduce.claims import TARGET, by_value, horizon, seconds_to_target
 from experiments.reproduce.runs import cell_of
 from mapa import figures
 
@@ -54,6 +53,13 @@ def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict
         if any(entry.point.experiment == name for entry in results.entries)
         and (paths := DRAWN[name](results, folder))
     }
+
+
+def _finished(figure: Any, axes: Any, stem: Path, ylabel: str) -> list[Path]:
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    figures.shared_legend(figure, axes)
+    return figures.save(figure, stem)
 
 
 @contextmanager
@@ -100,10 +106,7 @@ def draw_swept(
             axis.set_xlabel(xlabel)
             if log:
                 _log_ticks(axis, results.xs(experiment, panel=panel))
-        for row in axes:
-            row[0].set_ylabel(ylabel)
-        figures.shared_legend(figure, axes)
-        return figures.save(figure, folder / experiment)
+        return _finished(figure, axes, folder / experiment, ylabel)
 
 
 def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
@@ -132,10 +135,7 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             axis.set_yscale("log")
             axis.set_title(f"{results.title(panel)}, loss ≤ {threshold:g}")
             axis.set_xlabel("edges K\n(bars: all seeds; hollow: not within T)")
-        for row in axes:
-            row[0].set_ylabel("updates needed")
-        figures.shared_legend(figure, axes)
-        return figures.save(figure, folder / "convergence")
+        return _finished(figure, axes, folder / "convergence", "updates needed")
 
 
 def draw_testbed(results: Results, folder: Path) -> list[Path]:
@@ -163,12 +163,8 @@ def draw_testbed(results: Results, folder: Path) -> list[Path]:
             stale.set_xlim(left=-0.5)
             stale.set_xlabel("staleness (grey: τ_max = K)")
             stale.set_yscale("log")
-        for axis, label in zip(
-            axes[:, 0], ("test accuracy", "test accuracy", "share of gradients"), strict=True
-        ):
-            axis.set_ylabel(label)
-        figures.shared_legend(figure, axes)
-        return figures.save(figure, folder / "testbed")
+        axes[2, 0].set_ylabel("share of gradients")
+        return _finished(figure, axes[:2], folder / "testbed", "test accuracy")
 
 
 def draw_sensitivity(results: Results, folder: Path) -> list[Path]:

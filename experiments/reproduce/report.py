@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import base64
-import csv
-import html
-import io
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from statistics import fmean as mean
+from typing import Any
 
 from common.records.directory import versions
-from experiments.harness import markdown_table, percent
-from experiments.reproduce.catalogue import Experiment, Point, catalogue
-from experiments.reproduce.judges import MODELS, PRINTED, TARGET, bound_of
-from experiments.reproduce.results import WINDOW, FinishedPoint, Result, Results
-from experiments.reproduce.verdicts import ERRORS, NEAR, ONE_SEED, TIE, Judged, Judgement, Verdict
+from experiments.harness import csv_table, markdown_table, percent
+from experiments.reproduce.catalogue import (
+    WINDOW,
+    Experiment,
+    FigurePoint,
+    FinishedPoint,
+    Result,
+    Results,
+    catalogue,
+)
+from experiments.reproduce.claims import (
+    ERRORS,
+    MODELS,
+    NEAR,
+    ONE_SEED,
+    PRINTED,
+    TARGET,
+    TIE,
+    Judged,
+    Judgement,
+    Verdict,
+    bound_of,
+)
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 Row = dict[str, str]
@@ -34,69 +51,59 @@ _PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 def rows_of(results: Results, experiment: str) -> list[Row]:
     """Return one row for each line, engine and x, means over the seeds."""
     if experiment == "attack":
-        return _attack_rows(results)
+        return [
+            _attack_row(entry, cell) for entry in results.of("attack") for cell in entry.result.cells or []
+        ]
     groups: dict[tuple[object, ...], list[FinishedPoint]] = {}
-    for entry in results.entries:
+    for entry in results.of(experiment):
         p = entry.point
-        if p.experiment == experiment:
-            groups.setdefault((p.line, p.engine, p.sweep, p.x), []).append(entry)
-    return [_row(experiment, entries) for entries in groups.values()]
+        groups.setdefault((p.line, p.engine, p.sweep, p.x), []).append(entry)
+    return [_row(experiment, entries[0].point, [e.result for e in entries]) for entries in groups.values()]
 
 
-def _row(experiment: str, entries: Sequence[FinishedPoint]) -> Row:
-    point, results = entries[0].point, [entry.result for entry in entries]
+def _row(experiment: str, point: FigurePoint, results: Sequence[Result]) -> Row:
     row = {
         "line": point.line,
         "data": point.scenario.data.set,
         "x": "–" if point.x is None else f"{point.sweep} = {point.x:g}",
         "K": str(point.scenario.workers),
         "T": f"{point.scenario.iterations:,}",
-        "seeds": str(len(entries)),
+        "seeds": str(len(results)),
         "accuracy %": percent([result.final for result in results]),
+        "loss": _mean([result.loss[-1] for result in results], ".4f", "not finite"),
     }
-    losses = [result.loss[-1] for result in results]
-    finite = [loss for loss in losses if loss is not None]
-    row["loss"] = f"{mean(finite):.4f}" if len(finite) == len(losses) else "not finite"
     if experiment == "convergence":
         threshold = catalogue().thresholds()[point.panel]
         for name, value in (("taken", threshold.taken), ("paper", threshold.paper)):
-            row[f"updates to {name}"] = f"{_updates_to(value, results)} (loss ≤ {value:g})"
+            reached = [result.reached(value) for result in results]
+            first = any(result.floor == t for t, result in zip(reached, results, strict=True))
+            late = "≤ " if first and None not in reached else ""  # within the first window: it may be late
+            row[f"updates to {name}"] = f"{late}{_mean(reached, ',.0f')} (loss ≤ {value:g})"
     if point.scenario.data.holdout:
         row["measured on"] = f"{point.scenario.data.holdout:,} held-out training records"
     if experiment in ("testbed", "sensitivity"):
         row["run as"] = point.run_as
     if experiment == "testbed":
-        row |= _staleness(entries)
+        row |= _staleness(point, results)
         ends = [result.seconds[-1] for result in results if result.seconds]
-        if ends:
-            row["seconds"] = f"{mean(ends):.1f}"
+        row |= {"seconds": f"{mean(ends):.1f}"} if ends else {}
     if experiment == "stragglers":
         row["engine"] = point.engine
-        times = [result.seconds_to(TARGET) for result in results]
-        reached_at = [time for time in times if time is not None]
-        row[f"seconds to {TARGET:.0%}"] = (
-            f"{mean(reached_at):.2f}" if len(reached_at) == len(times) else "not within T"
-        )
+        row[f"seconds to {TARGET:.0%}"] = _mean([result.seconds_to(TARGET) for result in results], ".2f")
     return row
 
 
-def _updates_to(threshold: float, results: Sequence[Result]) -> str:
-    """Return the mean count; `≤` where a seed got there in the first window, which may be late."""
-    reached = [result.reached(threshold) for result in results]
-    known = [t for t in reached if t is not None]
-    if len(known) < len(reached):
-        return "not within T"
-    first = any(t == result.floor for t, result in zip(known, results, strict=True))
-    return f"{'≤ ' if first else ''}{mean(known):,.0f}"
+def _mean(values: Sequence[float | None], form: str, otherwise: str = "not within T") -> str:
+    """Return the mean, or other words where a seed has no value."""
+    known = [value for value in values if value is not None]
+    return format(mean(known), form) if len(known) == len(values) else otherwise
 
 
-def _staleness(entries: Sequence[FinishedPoint]) -> Row:
+def _staleness(point: FigurePoint, results: Sequence[Result]) -> Row:
     """Return what was measured over all seeds, beside the τ_max of the schedule."""
-    counts: Counter[int] = Counter()
-    for entry in entries:
-        counts.update(entry.result.staleness)
-    scenario, total = entries[0].point.scenario, counts.total()
-    tau_max = 0 if scenario.centralised else scenario.problem.tau_max
+    counts = sum((Counter(result.staleness) for result in results), Counter[int]())
+    tau_max = 0 if point.scenario.centralised else point.scenario.problem.tau_max
+    total = counts.total()
     if not total:
         return {}
     beyond = sum(n for staleness, n in counts.items() if staleness > tau_max)
@@ -108,22 +115,18 @@ def _staleness(entries: Sequence[FinishedPoint]) -> Row:
     }
 
 
-def _attack_rows(results: Results) -> list[Row]:
-    return [
-        {
-            "line": entry.point.line,
-            "data": entry.point.scenario.data.set,
-            "law": cell["law"] + (" (as printed)" if cell["law"] == PRINTED else ""),
-            "ε": "–" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
-            "t": f"{cell['t']:,}",
-            "|r|": f"{cell['correlation']:.3f}",
-            "SSIM": "–" if cell["ssim"] is None else f"{cell['ssim']:.3f}",
-            "PSNR dB": "–" if cell["psnr"] is None else f"{cell['psnr']:.1f}",
-            "label right": f"{cell['label_accuracy']:.2f}",
-        }
-        for entry in results.of("attack")
-        for cell in entry.result.cells or []
-    ]
+def _attack_row(entry: FinishedPoint, cell: Mapping[str, Any]) -> Row:
+    return {
+        "line": entry.point.line,
+        "data": entry.point.scenario.data.set,
+        "law": cell["law"] + (" (as printed)" if cell["law"] == PRINTED else ""),
+        "ε": "–" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
+        "t": f"{cell['t']:,}",
+        "|r|": f"{cell['correlation']:.3f}",
+        "SSIM": "–" if cell["ssim"] is None else f"{cell['ssim']:.3f}",
+        "PSNR dB": "–" if cell["psnr"] is None else f"{cell['psnr']:.1f}",
+        "label right": f"{cell['label_accuracy']:.2f}",
+    }
 
 
 def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
@@ -139,19 +142,14 @@ def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
     ]
 
 
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
 def as_markdown(rows: Sequence[Row]) -> str:
     """Return a table; cells that some rows lack are empty."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = columns_of(rows)
     return markdown_table(columns, [[row.get(column, "") for column in columns] for row in rows]) + "\n"
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
 
 
 def run_as(results: Results, experiment: str) -> str:
@@ -216,21 +214,17 @@ class ReportContent:
 
 def write_report(content: ReportContent, folder: Path) -> list[Path]:
     """Write report.html, report.md, and the tables as CSV."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = {
-        experiment.name: rows_of(content.results, experiment.name) for experiment in content.experiments
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    tables = {one.name: rows_of(content.results, one.name) for one in content.experiments}
+    texts = {"report.html": _page(content, tables), "report.md": _markdown(content, tables)}
+    shown = {
+        "verdicts": verdict_rows(content.judged),
+        **{name: rows for name, rows in tables.items() if rows},
     }
-    written = [folder / "report.html", folder / "report.md", folder / "tables" / "verdicts.csv"]
-    (folder / "tables").mkdir(exist_ok=True)
-    written[0].write_text(_page(content, tables), encoding="utf-8")
-    written[1].write_text(_markdown(content, tables), encoding="utf-8")
-    written[2].write_text(as_csv(verdict_rows(content.judged)), encoding="utf-8")
-    for name, rows in tables.items():
-        if rows:
-            path = folder / "tables" / f"{name}.csv"
-            path.write_text(as_csv(rows), encoding="utf-8")
-            written.append(path)
-    return written
+    texts |= {f"tables/{name}.csv": csv_table(columns_of(rows), rows) for name, rows in shown.items()}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
 def counted(judged: Sequence[Judged]) -> str:
@@ -249,23 +243,20 @@ def counted(judged: Sequence[Judged]) -> str:
 
 
 def _page(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:
+    made_on = ", ".join(f"{key} {value}" for key, value in content.machine.items())
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Reproduction, {content.size}</title><style>\n{_STYLE}</style></head><body>",
-        f"<h1>Reproduction of the paper's evaluation, size {html.escape(content.size)}</h1>",
-        f"<p>Made by <code>{html.escape(content.command)}</code> ({html.escape(content.made_with)}) in "
-        f"{content.seconds:,.0f} s on "
-        f"{html.escape(', '.join(f'{key} {value}' for key, value in content.machine.items()))}.</p>",
-        *(f"<p><b>{html.escape(note)}</b></p>" for note in content.notes),
+        f"<h1>Reproduction of the paper's evaluation, size {escape(content.size)}</h1>",
+        f"<p>Made by <code>{escape(content.command)}</code> ({escape(content.made_with)}) in "
+        f"{content.seconds:,.0f} s on {escape(made_on)}.</p>",
+        *(f"<p><b>{escape(note)}</b></p>" for note in content.notes),
         "<nav><ul><li><a href='#verdicts'>Verdicts</a></li><li><a href='#conventions'>Conventions</a></li>",
-        *(
-            f"<li><a href='#{experiment.name}'>{_heading(experiment)}</a></li>"
-            for experiment in content.experiments
-        ),
+        *(f"<li><a href='#{one.name}'>{_heading(one)}</a></li>" for one in content.experiments),
         "</ul></nav>",
         "<h2 id='verdicts'>Verdicts</h2>",
-        f"<p>{html.escape(counted(content.judged))} <span class='note'>✗: fails there; ?: undecided by these seeds."
+        f"<p>{escape(counted(content.judged))} <span class='note'>✗: fails there; ?: undecided by these seeds."
         "</span></p>",
         _verdict_table(content.judged),
         "<h2 id='conventions'>Conventions where the paper leaves it open</h2><ul>",
@@ -273,90 +264,85 @@ def _page(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:
         "</ul>",
     ]
     for experiment in content.experiments:
-        parts.append(
-            f"<h2 id='{experiment.name}'>{_heading(experiment)}</h2>"
-            f"<p class='note'>The paper's <code>{html.escape(experiment.paper)}</code>. Run as: "
-            f"{html.escape(run_as(content.results, experiment.name))}.{_claims(content.judged, experiment.name)}</p>"
+        parts += _section(content, experiment, tables[experiment.name])
+    return "\n".join([*parts, "</body></html>"])
+
+
+def _section(content: ReportContent, experiment: Experiment, rows: Sequence[Row]) -> Iterator[str]:
+    name = experiment.name
+    links = [
+        f"<a href='#claim-{place}'>{escape(one.claim.name)}</a> ({one.words})"
+        for place, one in enumerate(content.judged)
+        if one.claim.experiment == name
+    ]
+    claims = f" Claims: {', '.join(links)}." if links else ""
+    yield (
+        f"<h2 id='{name}'>{_heading(experiment)}</h2>"
+        f"<p class='note'>The paper's <code>{escape(experiment.paper)}</code>. Run as: "
+        f"{escape(run_as(content.results, name))}.{claims}</p>"
+    )
+    for path in content.pictures.get(name, ()):
+        if path.suffix == ".png":
+            panel = path.stem.removeprefix(name).removeprefix("-")
+            of = f", {content.results.title(panel)}" if panel else ""
+            alt = escape(f"Figure: {experiment.title}{of}. The table below has its numbers.")
+            code = base64.b64encode(path.read_bytes()).decode()
+            yield f"<p><img alt='{alt}' src='data:image/png;base64,{code}'></p>"
+    if rows:
+        columns = columns_of(rows)
+        body = "\n".join(
+            f"<tr>{_cells(escape(row.get(column, '')) for column in columns)}</tr>" for row in rows
         )
-        for path in content.pictures.get(experiment.name, ()):
-            if path.suffix == ".png":
-                code = base64.b64encode(path.read_bytes()).decode()
-                alt = html.escape(_alternative(experiment, path, content.results))
-                parts.append(f"<p><img alt='{alt}' src='data:image/png;base64,{code}'></p>")
-        rows = tables[experiment.name]
-        if rows:
-            parts.append(f"<details><summary>Numbers ({len(rows)} rows)</summary>{_table(rows)}</details>")
-        else:
-            parts.append("<p>No result.</p>")
-        parts.append(_commands(content.results, experiment.name))
-    parts.append("</body></html>")
-    return "\n".join(parts)
+        table = _table(map(escape, columns), body)
+        yield f"<details><summary>Numbers ({len(rows)} rows)</summary>{table}</details>"
+    else:
+        yield "<p>No result.</p>"
+    yield _commands(content.results, name)
 
 
 def _heading(experiment: Experiment) -> str:
-    return f"{experiment.number}. {html.escape(experiment.title)}"
+    return f"{experiment.number}. {escape(experiment.title)}"
 
 
 def _coded(text: str) -> str:
     """Return text as HTML, what stands between backticks as code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _alternative(experiment: Experiment, path: Path, results: Results) -> str:
-    """Return a picture in words, for readers who cannot see it."""
-    panel = path.stem.removeprefix(experiment.name).removeprefix("-")
-    of = f", {results.title(panel)}" if panel else ""
-    return f"Figure: {experiment.title}{of}. The table below has its numbers."
+def _cells(cells: Iterable[str]) -> str:
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
-def _claims(judged: Sequence[Judged], experiment: str) -> str:
-    """Return links to what was judged by an experiment."""
-    links = [
-        f"<a href='#claim-{place}'>{html.escape(one.claim.name)}</a> ({one.words})"
-        for place, one in enumerate(judged)
-        if one.claim.experiment == experiment
-    ]
-    return f" Claims: {', '.join(links)}." if links else ""
+def _table(heads: Iterable[str], body: str, kind: str = "", columns: str = "") -> str:
+    head = "".join(f"<th scope='col'>{name}</th>" for name in heads)
+    return f"<div class='wide'><table{kind}>{columns}<tr>{head}</tr>{body}</table></div>"
 
 
 def _verdict_table(judged: Sequence[Judged]) -> str:
-    columns = "".join(f"<col style='width: {width}%'>" for width in _WIDTHS.values())
-    head = "".join(f"<th scope='col'>{name}</th>" for name in _WIDTHS)
-    lines = [f"<div class='wide'><table class='verdicts'><colgroup>{columns}</colgroup><tr>{head}</tr>"]
-    for place, one in enumerate(judged):
-        claim, judgement = one.claim, one.judgement
-        lines.append(
-            f"<tr id='claim-{place}'><td><a href='#{claim.experiment}'>{html.escape(claim.text)}</a></td>"
-            f"<td><code>{html.escape(claim.where)}</code></td>"
-            f"<td class='{judgement.verdict.value.replace(' ', '-')}'>{one.words}</td>"
-            f"<td>{_measured(judgement)}</td><td>{_coded(one.why)}</td></tr>"
-        )
-    return "\n".join([*lines, "</table></div>"])
+    widths = "".join(f"<col style='width: {width}%'>" for width in _WIDTHS.values())
+    body = "\n".join(
+        f"<tr id='claim-{place}'><td><a href='#{one.claim.experiment}'>{escape(one.claim.text)}</a></td>"
+        f"<td><code>{escape(one.claim.where)}</code></td>"
+        f"<td class='{one.judgement.verdict.value.replace(' ', '-')}'>{one.words}</td>"
+        f"{_cells([_measured(one.judgement), _coded(one.why)])}</tr>"
+        for place, one in enumerate(judged)
+    )
+    return _table(_WIDTHS, f"\n{body}\n", " class='verdicts'", f"<colgroup>{widths}</colgroup>")
 
 
 def _measured(judgement: Judgement) -> str:
     """Return the summary, with the cases to unfold: those that failed first, then the undecided."""
-    summary = html.escape(judgement.summary)
+    summary = escape(judgement.summary)
     if not judgement.cases:
         return summary
     cases = sorted(judgement.cases, key=lambda case: (case.holds is not False, case.holds is not None))
-    items = "".join(f"<li>{html.escape(case.words)}</li>" for case in cases)
+    items = "".join(f"<li>{escape(case.words)}</li>" for case in cases)
     unfolded = " open" if len(cases) <= _OPEN else ""
     return f"<details{unfolded}><summary>{summary}</summary><ul>{items}</ul></details>"
 
 
-def _table(rows: Sequence[Row]) -> str:
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    head = "".join(f"<th scope='col'>{html.escape(column)}</th>" for column in columns)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(row.get(column, ''))}</td>" for column in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
-
-
 def _commands(results: Results, experiment: str) -> str:
-    done: dict[str, tuple[Point, str]] = {}
+    done: dict[str, tuple[FigurePoint, str]] = {}
     for entry in results.entries:
         if entry.point.experiment == experiment:
             note = f"{entry.result.wall:.1f} s" + (f", {entry.result.run}" if entry.result.run else "")
@@ -366,7 +352,7 @@ def _commands(results: Results, experiment: str) -> str:
         for key, (point, note) in done.items()
     )
     summary = f"<summary>Commands and hashes ({len(done)} runs)</summary>"
-    return f"<details>{summary}<pre><code>{html.escape(lines)}</code></pre></details>"
+    return f"<details>{summary}<pre><code>{escape(lines)}</code></pre></details>"
 
 
 def _markdown(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:

@@ -13,12 +13,19 @@ import numpy as np
 
 from common.errors import ConfigurationError
 from experiments.harness import Harness, OnProgress, Order, ResultCache
-from experiments.reproduce.catalogue import Experiment, Point, all_points, blocks_of
+from experiments.reproduce.catalogue import (
+    Experiment,
+    FigurePoint,
+    Result,
+    Results,
+    all_points,
+    blocks_of,
+    result_cache,
+)
+from experiments.reproduce.claims import Judged, judge_all
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.report import ReportContent, write_report
-from experiments.reproduce.results import Result, Results, result_cache
 from experiments.reproduce.runs import LIVE, choose_containers, lacking_here, make_tasks, run_task
-from experiments.reproduce.verdicts import Judged, judge_all
 
 _NAMED = 12  # lines with missing points that a note names one by one
 
@@ -82,10 +89,10 @@ def machine() -> dict[str, str]:
     return {"Python": platform.python_version(), "numpy": np.__version__, "on": platform.platform()}
 
 
-def _points(order: ReproductionOrder, cache: ResultCache[Result]) -> tuple[list[Point], str]:
+def _points(order: ReproductionOrder, cache: ResultCache[Result]) -> tuple[list[FigurePoint], str]:
     """Return the points, and why those of the testbed are no containers where one might expect them."""
 
-    def points(containers: bool) -> list[Point]:
+    def points(containers: bool) -> list[FigurePoint]:
         return all_points(
             order.experiments,
             order.size,
@@ -110,7 +117,7 @@ def _points(order: ReproductionOrder, cache: ResultCache[Result]) -> tuple[list[
     return chosen, ""
 
 
-def notes(order: ReproductionOrder, points: Sequence[Point], no_containers: str = "") -> list[str]:
+def notes(order: ReproductionOrder, points: Sequence[FigurePoint], no_containers: str = "") -> list[str]:
     """Return what a reader must know of the runs before the verdicts."""
     lines = []
     if order.size == "tiny":
@@ -154,7 +161,7 @@ def _fewer_seeds(order: ReproductionOrder) -> list[str]:
     return [f"{name} (of {seeds})" for name, seeds in cut.items()]
 
 
-def _seeds(points: Sequence[Point]) -> str:
+def _seeds(points: Sequence[FigurePoint]) -> str:
     """Return how many seeds the points of each experiment have, at least and at most."""
     seeds = Counter((p.experiment, p.line, p.engine not in LIVE and p.engine, p.sweep, p.x) for p in points)
     counts: dict[str, list[int]] = {}

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from experiments.harness import markdown_table
-from experiments.reference import table as overview
+from experiments.harness import markdown_table, percent
 from experiments.reference.audited import audited_table, read_audited
-from experiments.reference.table import read_rows
+from experiments.reference.cells import MAIN, methods
+from experiments.reference.table import TITLES, Row, costs, read_rows
 
+EVEN, UNEVEN = "lan", "heterogeneous"
 Verdicts = Sequence[Mapping[str, Any]]
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -59,17 +61,82 @@ def _text(text: str) -> str:
     return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 
+def every_method(rows: Sequence[Row], links: str) -> str:
+    """Return all methods at the main budget over one kind of links: a column for each data set and number of edges."""
+    main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
+    places = _places(main)
+    heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
+    columns = [f"{cost}, K = 5" for cost in ("stated ε", "updates", "MB", "virtual s")]
+    lines = []
+    for method in _named(main):
+        own = [row for row in main if row.method == method]
+        cells = [percent([row.accuracy for row in _of(own, *place)]) for place in places]
+        lines.append([f"`{method}`", *cells, *costs([row for row in own if row.edges == 5])])
+    return markdown_table(["", *heads, *columns], lines)
+
+
+def every_budget(rows: Sequence[Row], links: str) -> str:
+    """Return the methods that have every budget over one kind of links: one row for each, data set and K."""
+    some = [row for row in rows if row.links == links]
+    budgets = sorted({row.epsilon for row in some})
+    whole = [m for m in _named(some) if {row.epsilon for row in some if row.method == m} == set(budgets)]
+    lines = []
+    for data, edges in _places(some):
+        for method in whole:
+            own = [row for row in _of(some, data, edges) if row.method == method]
+            cells = [percent([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets]
+            lines.append([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells])
+    return markdown_table(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)], lines)
+
+
+def behind(rows: Sequence[Row], method: str, best: str = "tuned") -> str:
+    """Return how many points a method is behind another over the cells that both have."""
+    gaps: dict[tuple[str, int, float, str], dict[str, list[float]]] = {}
+    for row in rows:
+        cell = (row.data, row.edges, row.epsilon, row.links)
+        gaps.setdefault(cell, {}).setdefault(row.method, []).append(100 * row.accuracy)
+    found = [fmean(by[best]) - fmean(by[method]) for by in gaps.values() if {best, method} <= by.keys()]
+    average, most = fmean(found), max(found)
+    return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(found)} cells, {most:.2f} at most."
+
+
+def in_short(rows: Sequence[Row]) -> str:
+    """Return the main budget at K = 5 and even links: methods by data sets."""
+    main = [row for row in rows if (row.epsilon, row.edges, row.links) == (MAIN, 5, EVEN)]
+    places = _places(main)
+    lines = []
+    for method in _named(main):
+        own = [row for row in main if row.method == method]
+        cells = [f"{100 * fmean(row.accuracy for row in _of(own, *place)):.1f}" for place in places]
+        lines.append([f"`{method}`", *cells])
+    return markdown_table(["", *(TITLES[data] for data, _ in places)], lines)
+
+
+def _places(rows: Iterable[Row]) -> list[tuple[str, int]]:
+    found = {(row.data, row.edges) for row in rows}
+    return [(data, edges) for data in TITLES for edges in sorted({e for d, e in found if d == data})]
+
+
+def _named(rows: Iterable[Row]) -> list[str]:
+    used = {row.method for row in rows}
+    return [name for name in methods() if name in used]
+
+
+def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
+    return [row for row in rows if (row.data, row.edges) == (data, edges)]
+
+
 def renewed(page: str, docs: Path) -> str:
     """Return a page with the text between its marks generated again."""
     claims, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
     makers: dict[str, Callable[[], str]] = {
         "verdict-table": lambda: verdict_table(claims),
         "case-lists": lambda: case_lists(claims),
-        "reference-even": lambda: overview.every_method(rows, overview.EVEN),
-        "reference-uneven": lambda: overview.every_method(rows, overview.UNEVEN),
-        "reference-budgets": lambda: overview.every_budget(rows, overview.EVEN),
-        "reference-behind": lambda: overview.behind(rows, "tuning-free"),
-        "reference-short": lambda: overview.in_short(rows),
+        "reference-even": lambda: every_method(rows, EVEN),
+        "reference-uneven": lambda: every_method(rows, UNEVEN),
+        "reference-budgets": lambda: every_budget(rows, EVEN),
+        "reference-behind": lambda: behind(rows, "tuning-free"),
+        "reference-short": lambda: in_short(rows),
         "reference-audited": lambda: audited_table(read_audited(docs / "results" / "audited.csv")),
     }
     return _MARKED.sub(lambda match: f"{match[1]}\n{makers[match[2]]()}\n\n{match[3]}", page)

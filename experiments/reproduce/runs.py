@@ -20,11 +20,11 @@ from cloud.assembly import settled
 from common.errors import ConfigurationError, MapaError
 from common.messages import Fact
 from common.randomness import streams_for
-from common.records.events import Journal
 from common.records.reader import read_run
-from common.records.tally import Evaluation, finite_or_none
+from common.records.recorder import Journal
+from common.records.tally import Evaluation
 from common.scenario.scenario import Scenario
-from edge.assembly import shards_for
+from edge.shards import shards_for
 from experiments.harness import require_end
 from experiments.reconstruction import Reconstruction, attack
 from experiments.reproduce.catalogue import (
@@ -34,16 +34,14 @@ from experiments.reproduce.catalogue import (
     ATTACK_LAWS,
     ATTACK_RELEASES,
     PROCESSES,
-    Point,
+    FigurePoint,
+    Result,
 )
-from experiments.reproduce.results import Result
 from mapa.budget import calibrated
-from mapa.process_run import one_thread_each
-from mapa.processes import interruptible
-from mapa.simulation.simulator import Outcome, simulate
+from mapa.processes import interruptible, one_thread_each
+from mapa.simulation.simulator import Outcome, World, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many
-from mapa.simulation.world import World
 
 LIVE = ("testbed", "containers")  # need the whole machine, or other work would slow them down
 TESTBEDS = ("auto", "containers", "processes")
@@ -66,7 +64,7 @@ class LiveRunError(MapaError):
 class Task:
     """Points that are run together in one process; they share an engine, and for `block` their shape."""
 
-    points: tuple[Point, ...]
+    points: tuple[FigurePoint, ...]
     data_dir: Path
     runs: Path  # records of the testbed
     cost: float = 0.0  # seconds, roughly
@@ -84,10 +82,10 @@ class Task:
         return self.points[0].engine in LIVE
 
 
-def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task]:
+def make_tasks(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Task]:
     """Group what can run as one product; the longest first, since several cores share the last ones best if short."""
-    groups: list[list[Point]] = []
-    shapes: dict[tuple[object, ...], list[Point]] = {}
+    groups: list[list[FigurePoint]] = []
+    shapes: dict[tuple[object, ...], list[FigurePoint]] = {}
     for point in {point.key: point for point in points}.values():
         if point.engine == "block":
             s = point.scenario
@@ -103,7 +101,7 @@ def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task
     return sorted(tasks, key=lambda task: -task.cost)
 
 
-def cost(point: Point) -> float:
+def cost(point: FigurePoint) -> float:
     """Return how many seconds a point takes, roughly."""
     s = point.scenario
     seconds = _SECONDS.get(s.model.name, 1e-3) * max(1.0, s.batch_size / 24)
@@ -113,7 +111,7 @@ def cost(point: Point) -> float:
     return 1 + work
 
 
-def _width(point: Point) -> int:
+def _width(point: FigurePoint) -> int:
     s = point.scenario
     held = s.workers * 785 * _OUTPUTS.get(s.model.name, 1) * 4
     return max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(point))))
@@ -132,16 +130,16 @@ def run_task(task: Task) -> list[Result]:
     return [replace(result, wall=share) for result in results]
 
 
-def _run_alone(point: Point, task: Task) -> Result:
+def _run_alone(point: FigurePoint, task: Task) -> Result:
     if point.engine in LIVE:
         return run_live(point, data_dir=task.data_dir, runs=task.runs)
     world = world_for(point.scenario, task.data_dir)
     if point.engine == "attack":
-        return replace(_result(point, []), cells=attack_cells(world, point.updates))
+        return _result(point, [], cells=attack_cells(world, point.updates))
     if point.engine == "synchronous":
         rounds = simulate_synchronously(world)
-        require_end(point.line, rounds.outcome)
-        result = _result(point, rounds.evaluations)
+        require_end(point.line, rounds)
+        result = _result(point, rounds.tally.evaluations)
         return replace(result, seconds=rounds.seconds[len(rounds.seconds) - len(result.t) :])
     journal = MemoryJournal()
     result = _of_outcome(point, simulate(world, journal=journal))
@@ -215,79 +213,73 @@ class MemoryJournal(Journal):
         return {name: [round(value, 5) for value in values] for name, values in kept.items()}
 
 
-def _of_outcome(point: Point, outcome: Outcome) -> Result:
+def _of_outcome(point: FigurePoint, outcome: Outcome) -> Result:
     require_end(point.line, outcome)
-    return replace(
-        _result(point, outcome.tally.evaluations),
-        staleness=dict(outcome.tally.staleness),
-        clips=_clips(point, outcome.tally.stages),
+    tally = outcome.tally
+    return _result(
+        point, tally.evaluations, staleness=dict(tally.staleness), clips=_clips(point, tally.stages)
     )
 
 
-def _clips(point: Point, stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+def _clips(point: FigurePoint, stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     return [(stage["t"], point.scenario.batch_size * stage["sensitivity"] / 2) for stage in stages]
 
 
-def _result(point: Point, evaluations: Sequence[Evaluation]) -> Result:
+def _result(point: FigurePoint, evaluations: Sequence[Evaluation], **more: Any) -> Result:
     """Leave out x₁, which no training has changed: the paper's windows and thresholds count updates."""
-    evaluations = [evaluation for evaluation in evaluations if evaluation.updates]
-    losses = [finite_or_none(evaluation["loss"]) for evaluation in evaluations]
+    seen = [evaluation for evaluation in evaluations if evaluation.updates]
     return Result(
         key=point.key,
         digest=point.scenario.digest,
         engine=point.engine,
-        t=[evaluation.updates for evaluation in evaluations],
-        accuracy=[round(float(evaluation["accuracy"]), 6) for evaluation in evaluations],
-        loss=[None if loss is None else round(float(loss), 6) for loss in losses],
+        t=[evaluation.updates for evaluation in seen],
+        accuracy=[round(evaluation.accuracy, 6) for evaluation in seen],
+        loss=[None if evaluation.loss is None else round(evaluation.loss, 6) for evaluation in seen],
+        **more,
     )
 
 
 # -- live runs: processes as `mapa run` starts them, or containers as `mapa containers` does ----------
 
 
-def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
+def run_live(point: FigurePoint, *, data_dir: Path, runs: Path) -> Result:
     """Run the point in a process of its own and read its records."""
     try:
         summary = json.loads(_output_of(live_command(point, data_dir=data_dir, runs=runs), point))
         run = read_run(runs / summary["run"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LiveRunError(f"{point.line}: no summary or records: {type(error).__name__}: {error}") from error
-    seen = [evaluation for evaluation in run.evaluations if evaluation.updates]
-    if not seen:
-        raise LiveRunError(f"{point.line}: {run.path} has no evaluation")
-    return Result(
-        key=point.key,
-        digest=point.scenario.digest,
-        engine=point.engine,
-        t=[evaluation.updates for evaluation in seen],
-        accuracy=[evaluation.accuracy for evaluation in seen],
-        loss=[evaluation.loss for evaluation in seen],
-        seconds=[e.seconds for e in seen if e.seconds is not None] if run.timed else None,
-        staleness=dict(run.staleness),
+    timed = [e.seconds for e in run.evaluations if e.updates and e.seconds is not None]
+    result = _result(
+        point,
+        run.evaluations,
+        seconds=timed if run.timed else None,
+        staleness=dict(run.tally.staleness),
         clips=_clips(point, run.stages),
         run=summary["run"],
     )
+    if not result.t:
+        raise LiveRunError(f"{point.line}: {run.path} has no evaluation")
+    return result
 
 
-def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
+def live_command(point: FigurePoint, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where it exists, since it is mounted."""
-    word = "containers" if point.engine == "containers" else "run"
-    command = [sys.executable, "-P", "-m", "mapa.cli", word, point.file, "--json"]
-    for change in point.changes:
-        command += ["--set", change]
+    changes = [word for change in point.changes for word in ("--set", change)]
+    command = [sys.executable, "-P", "-m", "mapa.cli", point.program, point.file, "--json", *changes]
     command += ["--seed", str(point.seed), "--runs-dir", str(runs)]
-    if word == "run":
+    if point.engine == "testbed":
         return [*command, "--data-dir", str(data_dir), "--processes", str(PROCESSES)]
     command += ["--data-dir", str(data_dir)] if data_dir.is_dir() else []
     return [*command, "--timeout", f"{patience(point):g}"]
 
 
-def patience(point: Point) -> float:
+def patience(point: FigurePoint) -> float:
     """Return the seconds after which a live run is given up."""
     return 180 + _SECONDS_AN_UPDATE * point.scenario.iterations
 
 
-def _output_of(command: Sequence[str], point: Point) -> str:
+def _output_of(command: Sequence[str], point: FigurePoint) -> str:
     """Return what the command printed. However this ends, the command is interrupted once and may clean up."""
     with subprocess.Popen(
         interruptible(command),
@@ -299,11 +291,13 @@ def _output_of(command: Sequence[str], point: Point) -> str:
     ) as child:
         try:
             out, errors = child.communicate(timeout=2 * patience(point))  # `mapa containers` has its own
-        except subprocess.TimeoutExpired as error:
-            _interrupt(child)
-            raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error
-        except BaseException:
-            _interrupt(child)
+        except BaseException as error:
+            child.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=_GRACE)
+            child.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error
             raise
     if child.returncode != 0 and not _diverged(out):
         raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
@@ -312,18 +306,10 @@ def _output_of(command: Sequence[str], point: Point) -> str:
 
 def _diverged(out: str) -> bool:
     """Whether that is the summary of a model that is no longer finite: a result, as in a simulation."""
-    try:
+    with contextlib.suppress(ValueError):
         summary = json.loads(out)
-    except ValueError:
-        return False
-    return isinstance(summary, dict) and summary.get("reason") == "diverged"
-
-
-def _interrupt(child: subprocess.Popen[str]) -> None:
-    child.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.communicate(timeout=_GRACE)
-    child.kill()
+        return isinstance(summary, dict) and summary.get("reason") == "diverged"
+    return False
 
 
 def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None]) -> tuple[bool, str]:
@@ -374,13 +360,13 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
         clippings=(ATTACK_CLIPPING,),
         retrain=True,
     )
+    shape = list(world.dataset.shape)
+    rounded = (("correlations", 4), ("picture", 3), ("truth", 3))
     return [
         {
             **{key: getattr(cell, key) for key in _CELL},
-            "correlations": [round(r, 4) for r in cell.correlations],
-            "picture": [round(float(pixel), 3) for pixel in cell.picture],
-            "truth": [round(float(pixel), 3) for pixel in cell.truth],
-            "shape": list(world.dataset.shape),
+            **{key: [round(float(v), digits) for v in getattr(cell, key)] for key, digits in rounded},
+            "shape": shape,
         }
         for cell in cells
     ]

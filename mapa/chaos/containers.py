@@ -15,9 +15,8 @@ from typing import Any, Self
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress
-from mapa.brokers import free_port, greets
+from mapa.brokers import accepts, free_port
 from mapa.chaos.faults import BROKER, CLOUD, FaultKind
-from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.trial import FAILED, Service, TrialPlan
 from mapa.container_run import (
     NUMBER,
@@ -101,9 +100,8 @@ class ContainerService(Service):
         run: Callable[[], None],  # its container
         fill: Callable[[bool], None],
     ) -> None:
-        super().__init__(name, directory / f"{name}.log")
+        super().__init__(name, directory)
         self._stack, self._events, self._run, self._fill = stack, events, run, fill
-        self._slow_file = directory / "slow" / name
         self._running = self._full = self._left = False
         service, number = split_name(name)
         events.tell(f"{stack.project}-{service}-{number}", self._on_event)
@@ -138,28 +136,25 @@ class ContainerService(Service):
             return
         self.allow(_KILLED)
         before = len(self.ends)
-        self._signal(signal.SIGKILL, self._stack.signal_inside)
+        self._signal(signal.SIGKILL, inside=True)
         self._until(lambda: len(self.ends) > before, "end")
 
     def pause(self, on: bool) -> None:
         """SIGSTOP, or SIGCONT, of the program inside its container."""
-        self._signal(signal.SIGSTOP if on else signal.SIGCONT, self._stack.signal_inside)
+        self._signal(signal.SIGSTOP if on else signal.SIGCONT, inside=True)
 
     def dismiss(self) -> None:
         """Tell an edge to leave, also one that is paused; no policy starts it again."""
         self.pause(False)
         self.allow(*_TOLD_EARLY)
         self._left = True
-        self._signal(signal.SIGTERM, self._stack.send)
+        self._signal(signal.SIGTERM, inside=False)
 
     def fill(self, on: bool) -> None:
         self._full = on
         if on:
             self.allow(FAILED)
         self._fill(on)
-
-    def slow(self, on: bool) -> None:
-        set_slow(self._slow_file, on)
 
     def end(self, patience: float) -> None:
         """Wait for the end, also of what a policy is about to start again; kill it if it does not come."""
@@ -170,18 +165,18 @@ class ContainerService(Service):
 
         if not self._events.until(over, patience):
             self._allowed = {0}
-            self._signal(signal.SIGKILL, self._stack.send)
+            self._signal(signal.SIGKILL, inside=False)
             self._until(lambda: not self._running, "end")
 
     def last_lines(self, lines: int = 3) -> str:
         output = self._stack.container(self.name).logs(tail=lines).decode(errors="replace")
         return " / ".join(output.strip().splitlines())[-600:]
 
-    def _signal(self, number: signal.Signals, send: Callable[[str, signal.Signals], None]) -> None:
+    def _signal(self, number: signal.Signals, *, inside: bool) -> None:
         """Send a signal; a container that has ended meanwhile needs none."""
         before = len(self.ends)
         try:
-            send(self.name, number)
+            self._stack.send(self.name, number, inside=inside)
         except ContainerRunError:
             if not self._events.until(lambda: not self._running or len(self.ends) > before, _HEARD):
                 raise
@@ -198,21 +193,21 @@ class ContainerBroker:
         self._stack, self.address = stack, address
 
     def kill(self) -> None:
-        self._stack.start_fault(FaultKind.KILL, BROKER)
+        self._stack.fault(FaultKind.KILL, BROKER, True)
 
     def stop(self) -> None:
         self._stack.container(BROKER).stop(timeout=10)
 
     def start(self) -> None:
-        self._stack.end_fault(FaultKind.KILL, BROKER)
+        self._stack.fault(FaultKind.KILL, BROKER, False)
         until = time.monotonic() + _PATIENCE
-        while not greets(self.address):
+        while not accepts(self.address):
             if time.monotonic() > until:
                 raise BrokerUnavailableError(f"broker on {self.address} did not start again")
             time.sleep(0.02)
 
     def pause(self, on: bool) -> None:
-        (self._stack.start_fault if on else self._stack.end_fault)(FaultKind.PAUSE, BROKER)
+        self._stack.fault(FaultKind.PAUSE, BROKER, on)
 
 
 class ContainerEnvironment:
@@ -290,7 +285,7 @@ class ContainerEnvironment:
         shutil.rmtree(disks)
 
     def _disk(self, name: str, target: str) -> Any:
-        return self._run.disk(f"disk-{name}", target, self._sizes[split_name(name)[0]])
+        return self._run.volume(f"disk-{name}", target, self._sizes[split_name(name)[0]])
 
     def _fill(self, name: str, on: bool) -> None:
         """Take what is left of a disk but two pages, which is less than a record, or give it back."""

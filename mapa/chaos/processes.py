@@ -19,11 +19,9 @@ from common.quantities import RunId
 from common.transport.connection import BrokerAddress
 from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
 from mapa.chaos.faults import CLOUD
-from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.trial import FAILED, Service, TrialPlan
-from mapa.option_variables import without_options
-from mapa.process_run import edge_arguments, one_thread_each
-from mapa.processes import ends_with_parent
+from mapa.process_run import edge_arguments
+from mapa.processes import start_child
 
 _KILLED = -int(signal.SIGKILL)
 _TOLD_EARLY = (
@@ -42,11 +40,10 @@ class ProcessService(Service):
         name: str,
         directory: Path,
         program: Callable[[], Sequence[str]],  # of its next process: module or file, and arguments
-        may_end_with: Sequence[int],
+        may_end_with: Sequence[int] = (),
     ) -> None:
-        super().__init__(name, directory / f"{name}.log", may_end_with)
+        super().__init__(name, directory, may_end_with)
         self._program = program
-        self._slow_file = directory / "slow" / name
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -54,14 +51,7 @@ class ProcessService(Service):
         self.starts += 1
         slow_disk = [sys.executable, "-P", "-m", "mapa.chaos.slow_disk", str(self._slow_file)]
         with self.log.open("ab") as stream:
-            self._child = subprocess.Popen(
-                ends_with_parent([*slow_disk, *self._program()]),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=without_options(one_thread_each()),
-                start_new_session=True,
-            )
+            self._child = start_child([*slow_disk, *self._program()], stdout=stream, stderr=stream)
 
     @property
     def running(self) -> bool:
@@ -101,9 +91,6 @@ class ProcessService(Service):
     def _send(self, number: signal.Signals) -> None:
         if self._child is not None:
             self._child.send_signal(number)
-
-    def slow(self, on: bool) -> None:
-        set_slow(self._slow_file, on)
 
     def fill(self, on: bool) -> None:
         """Let no file of the process grow, or lift the limit.
@@ -182,7 +169,7 @@ class ProcessEnvironment:
         if name == CLOUD:
             codes = self._plan.may_end_with
             return ProcessService(name, self._directory, lambda: self._cloud(broker), codes)
-        return ProcessService(name, self._directory, lambda: self._edge(name, broker), ())
+        return ProcessService(name, self._directory, lambda: self._edge(name, broker))
 
     def collect(self) -> None:
         """Everything is in the directory."""
@@ -194,8 +181,9 @@ class ProcessEnvironment:
         if manifests := sorted(runs.glob("*/manifest.json")):
             own_code = shlex.split(allowing(plan.scenario.canonical()))
             return [*program, *own_code, "--resume", str(manifests[0].parent)]
-        at_least = str(plan.scenario.workers)
-        return [*program, *plan.cloud_arguments, "--run", self._run, "--edges-at-least", at_least]
+        program += [plan.name, *([] if plan.edges is None else ["--edges", str(plan.edges)])]
+        program += [word for change in plan.settings for word in ("--set", change)]
+        return [*program, "--run", self._run, "--edges-at-least", str(plan.scenario.workers)]
 
     def _edge(self, name: str, broker: BrokerAddress) -> list[str]:
         plan, state = self._plan, self._directory / "state" / name

@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -17,11 +17,12 @@ from common.quantities import RunId
 from common.records.layout import keeps_gradients
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
-from common.transport.hostile_relay import Disorder, HostileLoop, HostileRelay
+from common.transport.relay import Disorder, HostileRelay, RelayLoop
 from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import BROKER, CLOUD, Bounds, Fault, FaultKind, Injector
+from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.verdict import Ended, Evidence, ModelWatch, gather, verdict
 from mapa.cloud_run import Setting
 from mapa.run_parts import NEEDS_FILES
@@ -40,19 +41,16 @@ class TrialPlan:
     """A scenario and how its cloud is started, for every run."""
 
     name: str  # of the scenario, or its file
-    settings: tuple[str, ...]  # KEY=VALUE
+    settings: Sequence[str]  # KEY=VALUE
     edges: int | None  # instead of the scenario's
-    scenario: Scenario
     setting: Setting
     data_dir: Path
     program: Sequence[str]  # of the cloud: a module or a file, and first arguments; tests have a broken one
-    may_end_with: tuple[int, ...]  # exit codes of that program beside 0; it is then started again
+    may_end_with: Sequence[int]  # exit codes of that program beside 0; it is then started again
 
     @property
-    def cloud_arguments(self) -> list[str]:
-        """Scenario and changes, as `mapa cloud` takes them."""
-        arguments = [self.name, *([] if self.edges is None else ["--edges", str(self.edges)])]
-        return arguments + [word for change in self.settings for word in ("--set", change)]
+    def scenario(self) -> Scenario:
+        return self.setting.scenario
 
     @property
     def services(self) -> list[str]:
@@ -72,7 +70,7 @@ def plan_of(
     data_dir: Path,
     program: Sequence[str] = ("mapa.cli",),
     *,
-    may_end_with: tuple[int, ...] = (),
+    may_end_with: Sequence[int] = (),
     containers: bool = False,
 ) -> TrialPlan:
     """Return what is run; raise ConfigurationError if it cannot be run, or not be judged."""
@@ -92,7 +90,7 @@ def plan_of(
         raise ConfigurationError(
             "records.keep_gradients: must be true, since chaos replays the log; or choose fewer iterations"
         )
-    return TrialPlan(name, tuple(settings), edges, scenario, setting, data_dir, program, may_end_with)
+    return TrialPlan(name, settings, edges, setting, data_dir, program, may_end_with)
 
 
 # -- what a trial acts on -----------------------------------------------------------------------------------
@@ -107,11 +105,13 @@ class Service(Protocol):
     starts: int
     _expected: set[int]  # exit codes of any of its processes
     _allowed: set[int]  # of the present one: a fault may explain more
+    _slow_file: Path
 
-    def __init__(self, name: str, log: Path, may_end_with: Sequence[int] = ()) -> None:
-        self.name, self.log, self.ends, self.starts = name, log, [], 0
+    def __init__(self, name: str, directory: Path, may_end_with: Sequence[int] = ()) -> None:
+        self.name, self.log, self.ends, self.starts = name, directory / f"{name}.log", [], 0
         self._expected = {0, *may_end_with}
         self._allowed = set(self._expected)
+        self._slow_file = directory / "slow" / name
 
     def allow(self, *codes: int) -> None:
         """Expect these exit codes of the present process."""
@@ -120,6 +120,10 @@ class Service(Protocol):
     def _note_end(self, code: int) -> None:
         self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_lines()))
 
+    def slow(self, on: bool) -> None:
+        """Slow its writes down, or no more."""
+        set_slow(self._slow_file, on)
+
     @property
     def running(self) -> bool: ...
     def start(self) -> None: ...  # the first process
@@ -127,7 +131,6 @@ class Service(Protocol):
     def kill(self) -> None: ...  # SIGKILL, and wait for the end
     def pause(self, on: bool) -> None: ...  # SIGSTOP, or SIGCONT
     def fill(self, on: bool) -> None: ...  # make its disk full, or give it room again
-    def slow(self, on: bool) -> None: ...  # slow its writes down, or no more
     def dismiss(self) -> None: ...  # tell an edge to leave, also one that is paused
     def end(self, patience: float) -> None: ...  # wait; a process that must be killed is not allowed to
     def last_lines(self, lines: int = 3) -> str: ...  # of its log
@@ -169,9 +172,9 @@ class TrialOutcome:
 
     directory: Path
     evidence: Evidence | None  # None: it never began
-    wrong: tuple[str, ...]
+    wrong: Sequence[str]
     seconds: float
-    skipped: tuple[str, ...] = ()  # faults that were not applied, and why
+    skipped: Sequence[str]  # faults that were not applied, and why
     resumed: int = 0
     again: int = 0  # models that were sent more than once
 
@@ -180,7 +183,7 @@ class ChaosTrial:
     """The supervisor of one run."""
 
     _broker: TrialBroker
-    _loop: HostileLoop
+    _loop: RelayLoop
     _relays: dict[str, HostileRelay]
     _watch: ModelWatch
 
@@ -209,12 +212,13 @@ class ChaosTrial:
         packets = packet_limit(self._plan.setting.model.dimension)
         with (
             self._environment(self._plan, self._run, self._directory) as environment,
-            HostileLoop() as self._loop,
+            RelayLoop() as self._loop,
             ModelWatch(environment.broker.address, self._run, packets) as self._watch,
         ):
             self._broker = environment.broker
             self._relays = {
-                name: self._loop.open(self._broker.address, environment.host) for name in self._plan.services
+                name: self._loop.open_hostile(self._broker.address, environment.host)
+                for name in self._plan.services
             }
             self._services = {
                 name: environment.service(name, relay.address) for name, relay in self._relays.items()
@@ -337,14 +341,14 @@ class ChaosTrial:
             case FaultKind.PAUSE:
                 (self._broker if name == BROKER else self._services[name]).pause(on)
             case FaultKind.PARTITION:
-                self._loop.partition(self._relays[name], on)
+                self._loop.do(self._relays[name].partition(on))
             case FaultKind.CUT:
-                self._loop.cut(self._relays[name], on)
+                self._loop.do(self._relays[name].cut(on))
             case FaultKind.DISORDER:
                 # a cloud tests the broker's size limit by the order of messages on its probe topic
                 longest, spared = 2 * self._plan.scenario.testbed.resend_after, probe_topic(self._run)
                 disorder = Disorder(str(fault), longest=longest, spared=spared)
-                self._loop.disorder(self._relays[name], disorder if on else None)
+                self._relays[name].disorder = disorder if on else None
             case FaultKind.FILL:
                 self._services[name].fill(on)
             case FaultKind.SLOW:
@@ -357,26 +361,21 @@ class ChaosTrial:
     # -- the end ----------------------------------------------------------------------------------------
 
     def _judged(self, seconds: float) -> TrialOutcome:
+        outcome = TrialOutcome(self._directory, None, self._wrong, seconds, self._skipped)
         manifests = sorted((self._directory / "runs").glob("*/manifest.json"))
         if not manifests:
-            wrong = (*self._wrong, f"no run began: {self._last_lines()}")
-            return TrialOutcome(self._directory, None, wrong, seconds, tuple(self._skipped))
-        evidence = gather(
-            manifests[0].parent,
-            iterations=self._plan.scenario.iterations,
-            states=[self._directory / "state" / name for name in self._services if name != CLOUD],
-            watch=self._watch,
-            ended=[end for service in self._services.values() for end in service.ends],
-            logs=[service.log for service in self._services.values()],
-        )
-        return TrialOutcome(
-            self._directory,
-            evidence,
-            (*self._wrong, *verdict(evidence)),
-            seconds,
-            tuple(self._skipped),
-            self._services[CLOUD].starts - 1,
-            self._watch.again,
+            return replace(outcome, wrong=[*self._wrong, f"no run began: {self._last_lines()}"])
+        states = [self._directory / "state" / name for name in self._services if name != CLOUD]
+        ended = [end for service in self._services.values() for end in service.ends]
+        logs = [service.log for service in self._services.values()]
+        iterations = self._plan.scenario.iterations
+        evidence = gather(manifests[0].parent, iterations, states, self._watch, ended, logs)
+        return replace(
+            outcome,
+            evidence=evidence,
+            wrong=[*self._wrong, *verdict(evidence)],
+            resumed=self._services[CLOUD].starts - 1,
+            again=self._watch.again,
         )
 
     def _last_lines(self) -> str:

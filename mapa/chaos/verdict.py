@@ -8,50 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cloud.recovery_log import USED_UP
 from common.errors import ConfigurationError, MapaError
 from common.quantities import RunId
 from common.records.gradient_log import Kind, LogReader
+from common.records.reader import read_events, read_json
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES, MODEL_MARK
-from mapa.verification.check import Check
 from mapa.verification.untrusted_files import LedgerStatement, find_ledgers
-from mapa.verification.verify import Verification
+from mapa.verification.verify import verify
 
 # checks of `mapa verify` that must have passed: "not checked" is not enough
-REQUIRED = frozenset(
-    {
-        "scenario",
-        "versions",
-        "log",
-        "replay",
-        "continuity",
-        "exactly once",
-        "events",
-        "end",
-        "summary",
-        "evaluations",
-        "ledgers",
-        "releases",
-        "ε",
-        "model",
-    }
-)
+REQUIRED = {"scenario", "versions", "log", "replay", "continuity", "exactly once", "events", "end", "summary"}
+REQUIRED |= {"evaluations", "ledgers", "releases", "ε", "model"}
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """One gradient_applied of events.jsonl."""
 
     t: int
@@ -59,8 +41,7 @@ class Applied:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """How a process ended."""
 
     name: str
@@ -212,7 +193,6 @@ class ModelWatch:
 
 def gather(
     run: Path,
-    *,
     iterations: int,
     states: Sequence[Path],
     watch: ModelWatch,
@@ -220,55 +200,39 @@ def gather(
     logs: Sequence[Path],
 ) -> Evidence:
     """Read everything; what is missing is missing in the evidence too, and the verdict says so."""
-    summary, applied, received = _read_run(run)
-    accounts = {state: statements for state in states if (statements := _statements(run, state))}
-    refused = summary.get("refused", {})
+    summary: dict[str, Any] = {}
+    applied: list[Applied] = []
+    logged: set[tuple[str, int]] = set()
+    verified: list[tuple[str, str, str]] = []
+    with contextlib.suppress(MapaError):
+        summary = read_json(run / "summary.json")
+        applied.extend(
+            Applied(event["t"], event["edge_id"], event["sequence"])
+            for event in read_events(run)
+            if event["event"] == "gradient_applied"
+        )
+    with contextlib.suppress(OSError, MapaError):
+        for entry in LogReader(run):
+            if entry.kind is Kind.GRADIENT:
+                logged.add((str(entry.edge_id), HEADER.unpack_from(entry.body)[2]))
+    accounts: dict[Path, list[LedgerStatement]] = {}
+    for state in states:
+        with contextlib.suppress(ConfigurationError):  # an edge that came too late has no account
+            accounts[state] = find_ledgers(run, run.resolve().name, [state]).statements
+    with contextlib.suppress(OSError, MapaError):  # without them every required check is missing
+        checks = verify(run, (), [state for state in accounts if accounts[state]])
+        verified = [(check.name, check.status.value, check.detail) for check in checks]
     return Evidence(
         iterations=iterations,
         updates=summary.get("updates", 0),
         reason=summary.get("reason", "no summary"),
         applied=applied,
-        received=received,
+        received=Counter(edge_id for edge_id, _ in logged),
         released={one.edge_id: one.releases for statements in accounts.values() for one in statements},
-        used_up=sum(refused.get(reason, 0) for reason in USED_UP),
-        verified=[(one.name, one.status.value, one.detail) for one in _checks(run, list(accounts))],
+        used_up=sum(summary.get("refused", {}).get(reason, 0) for reason in USED_UP),
+        verified=verified,
         reworded=tuple(watch.reworded),
         newest=watch.newest,
-        ended=tuple(ended),
+        ended=ended,
         tracebacks=[path.name for path in logs if path.exists() and b"Traceback (most" in path.read_bytes()],
     )
-
-
-def _read_run(run: Path) -> tuple[dict[str, Any], list[Applied], dict[str, int]]:
-    """Return summary, applied gradients, and how many distinct sequences of each edge the log holds."""
-    summary: dict[str, Any] = {}
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    applied: list[Applied] = []
-    with contextlib.suppress(OSError), (run / "events.jsonl").open(encoding="utf-8") as lines:
-        applied = [
-            Applied(event["t"], event["edge_id"], event["sequence"])
-            for event in map(json.loads, lines)
-            if event["event"] == "gradient_applied"
-        ]
-    logged = set()
-    with contextlib.suppress(OSError, MapaError):
-        for entry in LogReader(run):
-            if entry.kind is Kind.GRADIENT:
-                logged.add((str(entry.edge_id), HEADER.unpack_from(entry.body)[2]))
-    return summary, applied, Counter(edge_id for edge_id, _ in logged)
-
-
-def _statements(run: Path, state: Path) -> list[LedgerStatement]:
-    """Return an edge's accounts of the run; one that came too late has none."""
-    try:
-        return find_ledgers(run, run.resolve().name, [state]).statements
-    except ConfigurationError:
-        return []
-
-
-def _checks(run: Path, states: Sequence[Path]) -> list[Check]:
-    try:
-        return list(Verification.of(run, [], states).checks())
-    except (OSError, MapaError):
-        return []  # then every required check is missing

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from common.algorithms import AlgorithmDescription, algorithm_names, describe
 from common.own_code import use_code_beside
+from mapa.commands import options
 
 
 def algorithms_command(
@@ -21,28 +22,30 @@ def algorithms_command(
             help="only these; package.module:Class for one of your own, installed or in the current folder"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the algorithms: what each does, whether its edges clip and noise, and its options."""
     for name in names or ():  # the user's own word, not a file's
         use_code_beside(name, Path.cwd(), "algorithm")
-    found = [describe(name) for name in names or algorithm_names()]
+    rows = [_row(describe(name)) for name in names or algorithm_names()]
     if as_json:
-        print(json.dumps([_row(one) for one in found], indent=2, ensure_ascii=False))
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     table = Table("algorithm", "private", "about", "options", show_lines=True)
-    for one in found:
-        lines = [_option(option) for option in _row(one)["options"]]
-        table.add_row(one.name, "yes" if one.private else "no", one.about, "\n".join(lines) or "none")
+    for row in rows:
+        lines = []
+        for option in row["options"]:
+            default = "required" if option["default"] is None else f"default {option['default']!r}"
+            lines.append(f"{option['name']}: {option['about']} ({option['allowed']}; {default})")
+        table.add_row(
+            row["name"], "yes" if row["private"] else "no", row["about"], "\n".join(lines) or "none"
+        )
     Console().print(table)
 
 
 def _row(one: AlgorithmDescription) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "about": one.about,
-        "private": one.private,
-        "centralised": one.centralised,
+        **{key: getattr(one, key) for key in ("name", "about", "private", "centralised")},
         "requires": list(one.requires),
         "options": [
             {
@@ -54,8 +57,3 @@ def _row(one: AlgorithmDescription) -> dict[str, Any]:
             for option in one.options
         ],
     }
-
-
-def _option(option: dict[str, Any]) -> str:
-    default = "required" if option["default"] is None else f"default {option['default']!r}"
-    return f"{option['name']}: {option['about']} ({option['allowed']}; {default})"

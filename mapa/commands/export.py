@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -42,16 +41,15 @@ def export_command(
     path = find_run(run, runs)
     if follow and to is not Format.TENSORBOARD:
         raise ConfigurationError(f"--follow --to {to.value}: only tensorboard goes on while a run writes")
-    name = path.resolve().name
-    shared = to is Format.MLFLOW
-    folder = out if out is not None else Path("exports", to.value, *(() if shared else (name,)))
+    usual = Path("exports", to.value)
+    folder = out or (usual if to is Format.MLFLOW else usual / path.resolve().name)
     more = viewer = ""
     if to is Format.TENSORBOARD:
         from mapa.export.tensorboard import write_events
 
         _make(folder)
         if follow:
-            print(f"following {path} into {folder}", file=sys.stderr, flush=True)
+            output.say(f"following {path} into {folder}")
         points, whole = write_events(path, folder, follow=follow)
         more = f", {points} points{'' if whole else '; the run has no statement, so no ε'}"
         viewer = f"tensorboard --logdir {folder.parent}"
@@ -74,7 +72,7 @@ def export_command(
 
 
 def _make(folder: Path, may_hold: str = "") -> None:
-    """Make the folder; refuse one with files in it: they may be anybody's."""
+    """Make the folder; refuse one with other files in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = {path.name for path in folder.iterdir()}

@@ -1,22 +1,38 @@
-"""Options that several commands share; what only some of them need is imported where it is used."""
+"""Options that several commands share, and those that are added to every command when it is loaded.
+
+A dataclass as the parameter of a command stands for one option for each of its fields. What only some commands need
+is imported where it is used.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ParameterInfo
 
 from common.errors import ConfigurationError
+from common.own_code import add_code, only_code
+from mapa import output, processes
+from mapa.commands.completion import completer
 
 if TYPE_CHECKING:
     from common.quantities import RunId
+    from common.scenario.scenario import Scenario
     from common.transport.connection import BrokerAddress, Credentials
+
+# -- shared by several commands -----------------------------------------------------------------------------
 
 ScenarioName = Annotated[str, typer.Argument(help="name of a shipped scenario, or a TOML file")]
 Changes = Annotated[
@@ -38,6 +54,10 @@ NoiseParameters = Annotated[
 Code = Annotated[
     list[Path] | None,
     typer.Option(help="folder with files of classes that --allow names; repeatable"),
+]
+Allowed = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="package.module:Class that the file may name, imported; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 RunName = Annotated[
@@ -65,6 +85,72 @@ def noise_parameters(given: list[str] | None) -> dict[str, list[float]]:
         except ValueError:
             raise ConfigurationError(f"--noise-parameter {name}={value}: must be a number") from None
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOptions:
+    """What to change in the scenario; numbers that may be lists are kept as text, and the scenario checks them."""
+
+    changes: Changes = None
+    seed: Annotated[int | None, typer.Option(help="seed, instead of the scenario's")] = None
+    edges: Annotated[int | None, typer.Option(help="K, number of edges, instead of the scenario's")] = None
+    iterations: Annotated[
+        int | None, typer.Option(help="T, number of updates, instead of the scenario's")
+    ] = None
+    links: Annotated[
+        str | None,
+        typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite; a list is cycled"),
+    ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(help="device of an edge, see `mapa devices list`: pi4, phone …; a list is cycled"),
+    ] = None
+    epsilon: Annotated[
+        str | None, typer.Option(help="ε of one release; switches a gaussian scenario to gamma-norm")
+    ] = None
+    noise_multiplier: Annotated[str | None, typer.Option(help="z of gaussian noise")] = None
+    noise_parameter: NoiseParameters = None
+    total_epsilon: Annotated[
+        str | None, typer.Option(help="privacy budget of each edge; z is computed from it unless given")
+    ] = None
+    total_delta: Annotated[str | None, typer.Option(help="δ of the budget")] = None
+
+    def load(self, scenario: str) -> tuple[str, Scenario]:
+        """Return (short name, checked scenario)."""
+        from mapa.scenario_files import load_scenario
+
+        return load_scenario(scenario, self.resolve(scenario), seed=self.seed, edges=self.edges)
+
+    def resolve(self, scenario: str) -> list[str]:
+        """Return all changes but those of seed and edges as KEY=VALUE; --set comes last and so wins."""
+        found = [] if self.iterations is None else [f"iterations={self.iterations}"]
+        for key, names in (("links", self.links), ("devices", self.devices)):
+            if names is not None:
+                tables = ", ".join(f'{{name = "{name.strip()}"}}' for name in names.split(","))
+                found.append(f"{key}=[{tables}]")
+        return [*found, *self._privacy(scenario), *(self.changes or ())]
+
+    def _privacy(self, scenario: str) -> Iterator[str]:
+        from common.noise.registry import describe_law, implied_law
+        from mapa.scenario_files import read_scenario
+
+        privacy = read_scenario(scenario)[1].get("privacy", {})
+        noise = privacy.get("noise", "gaussian") if isinstance(privacy, dict) else "gaussian"
+        law = describe_law(str(noise), "privacy.noise")
+        for key in ("epsilon", "noise_multiplier"):
+            if (text := getattr(self, key)) is not None:
+                if key not in law.names:  # the law gives way to the one that has this parameter
+                    yield f"privacy.noise={implied_law([key])}"
+                yield f"privacy.{key}={text}"
+        for name, value in map(split_parameter, self.noise_parameter or ()):
+            yield f"privacy.{name}={value}"
+        if self.total_epsilon is not None:
+            yield f"privacy.total_epsilon={self.total_epsilon}"
+            given = (self.epsilon, self.noise_multiplier, self.noise_parameter or None)
+            if law.made.calibrated is not None and given == (None, None, None):
+                yield f"privacy.{law.made.calibrated}="  # it follows from the budget
+        if self.total_delta is not None:
+            yield f"privacy.total_delta={self.total_delta}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +183,16 @@ class Connection:
     @property
     def words(self) -> str:
         """The options that reach the broker, as this command was given them."""
-        given = [
+        given = (
             ("--broker", self.broker),
             ("--username", self.broker_username),
             ("--password-file", self.broker_password_file),
             ("--tls-ca", self.tls_ca),
             ("--cert", self.tls_cert),
             ("--key", self.tls_key),
-        ]
+        )
         words = [word for name, value in given if value is not None for word in (name, str(value))]
-        flags = [("--tls", self.tls), ("--plain-password", self.plain_password)]
+        flags = (("--tls", self.tls), ("--plain-password", self.plain_password))
         return shlex.join([*words, *(name for name, given in flags if given)])
 
     @property
@@ -165,8 +251,6 @@ class Metrics:
 
 def use_code(folders: list[Path] | None) -> None:
     """Let classes be imported from the folders of --code."""
-    from common.own_code import add_code
-
     for folder in folders or ():
         if not folder.is_dir():
             raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
@@ -199,3 +283,90 @@ def _first_line(path: Path, option: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{option} {str(path)!r}: {error}") from error
     return lines[0] if lines else ""
+
+
+# -- added to commands --------------------------------------------------------------------------------------
+
+# Commands that show how far they are, beside their result: they have --quiet and --verbose.
+REPORTING = ("simulate", "run", "cloud", "edge", "containers", "reproduce", "audit", "data get")
+# Commands that run a scenario with the code that it names, which is what they are called for, or take a dotted path as
+# an argument; an edge asks its policy. All others read files of unknown origin, and import only what --allow names.
+RUNNING = (
+    *("simulate", "run", "cloud", "edge", "containers", "chaos", "pace", "attack", "audit", "reproduce"),
+    "algorithms",
+)
+RECORDED = {"cloud": "resume", "audit": "run"}  # the option that takes a run on record: files, again
+ALLOWING = ("compare", "ledger show", "scenario show", "data show")  # others have --allow themselves
+ENVIRONMENT = {"cloud": processes.CLOUD, "edge": processes.EDGE}  # options with MAPA_<NAME> too
+_FLAGS = {
+    "debug": Annotated[
+        bool, typer.Option("--debug", help="show the traceback of an error; also MAPA_DEBUG=1")
+    ],
+    "quiet": Annotated[
+        bool, typer.Option("--quiet", "-q", help="no progress and no notes: the result, and errors")
+    ],
+    "verbose": Annotated[
+        bool, typer.Option("--verbose", "-v", help="progress as lines, each second, and more of it")
+    ],
+}
+
+
+def with_added_options(command: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a command as typer takes it: with the options that all have, and one for each field of its groups."""
+    if hasattr(command, "__wrapped__"):  # one of a group that was loaded before
+        return command
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {key: kind for key, kind in hints.items() if is_dataclass(kind)}
+    allowing = {"allow": Allowed} if name in ALLOWING else {}
+    added = {**allowing, **(_FLAGS if name in REPORTING else {"debug": _FLAGS["debug"]})}
+
+    @functools.wraps(command)
+    def listening(**given: Any) -> Any:
+        asked = {key: given.pop(key) for key in added}
+        output.ask(**{key: bool(asked.get(key)) for key in _FLAGS})
+        trusted = name in RUNNING and given.get(RECORDED.get(name, "")) is None
+        with (
+            contextlib.nullcontext() if trusted else only_code(asked.get("allow") or given.get("allow") or ())
+        ):
+            for key, kind in groups.items():
+                given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            return command(**given)
+
+    own = [*_parameters(command, hints)]
+    more = [(key, kind, None if key == "allow" else False) for key, kind in added.items()]
+    listening.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+        [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_noted(kind, name, key)
+            )
+            for key, kind, default in (*own, *more)
+        ]
+    )
+    return listening
+
+
+def _parameters(command: Callable[..., Any], hints: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, type and default of a command's parameters, a group's fields in its place."""
+    for own in inspect.signature(command).parameters.values():
+        kind = hints[own.name]
+        if not is_dataclass(kind):
+            yield own.name, kind, own.default
+            continue
+        types = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield field.name, types[field.name], default
+
+
+def _noted(kind: Any, command: str, name: str) -> Any:
+    """Return an annotation whose option or argument knows its environment variable and what completes it."""
+    if get_origin(kind) is not Annotated:
+        return kind
+    plain, *notes = get_args(kind)
+    notes = [copy(note) for note in notes]
+    for note in notes:
+        if isinstance(note, ParameterInfo):
+            note.autocompletion = completer(command, name)
+            if name.upper() in ENVIRONMENT.get(command, ()):
+                note.envvar = f"{processes.PREFIX}{name.upper()}"
+    return Annotated[(plain, *notes)]

@@ -12,15 +12,13 @@ import typer
 from mapa.brokers import private
 from mapa.cloud_run import EXIT_CODES, Setting
 from mapa.commands import options
-from mapa.commands.common_options import with_groups
-from mapa.commands.scenario_options import ScenarioOptions
-from mapa.dashboard.child import page_beside
-from mapa.output import is_quiet, note, progress_console
+from mapa.commands.dashboard import page_beside
+from mapa.commands.options import ScenarioOptions
+from mapa.output import is_quiet, note, progress_console, say
 from mapa.process_run import PROCESSES, run_in_processes
 from mapa.run_view import report, view_for
 
 
-@with_groups()
 def run_command(
     changed: ScenarioOptions,
     scenario: options.ScenarioName = "quickstart",
@@ -49,7 +47,7 @@ def run_command(
     setting = Setting.of(resolved, data, say=note)
     with page_beside(runs) if dashboard else contextlib.nullcontext() as page:
         if page is not None:
-            _say(f"watch it live: {page.address}")
+            say(f"watch it live: {page.address}")
         summary = run_in_processes(
             setting,
             view_for(setting.scenario, progress_console(), quiet=as_json),
@@ -61,16 +59,9 @@ def run_command(
             say=None if as_json or is_quiet() else sys.stderr,
         )
         report(summary, as_json=as_json)
-        if page is not None and summary["reason"] != "interrupted" and _somebody_watches():
-            _say(f"the page stays at {page.address} until Ctrl-C; later: mapa dashboard --runs-dir {runs}")
-            page.stay()
+        watched = sys.stdin.isatty() and sys.stderr.isatty()  # else it must end by itself
+        if page is not None and summary["reason"] != "interrupted" and watched:
+            say(f"the page stays at {page.address} until Ctrl-C; later: mapa dashboard --runs-dir {runs}")
+            with contextlib.suppress(KeyboardInterrupt):
+                page.child.wait()
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
-
-
-def _somebody_watches() -> bool:
-    """Whether a person can press Ctrl-C; a job without a terminal must end by itself."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

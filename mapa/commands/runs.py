@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,28 +18,20 @@ from common.records.layout import HALT_OWED, RESUME
 from mapa import output
 from mapa.commands import options
 from mapa.output import printable
-from mapa.runs import (
-    KILLED,
-    RunLine,
-    chosen,
-    files_of,
-    is_run,
-    line_of_run,
-    read_object,
-    run_paths,
-    statement_of,
-)
+from mapa.runs import KILLED, chosen, files_of, is_run, line_of_run, read_object, run_paths, statement_of
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 
-SORT_KEYS: dict[str, Callable[[RunLine], Any]] = {
-    "started": lambda one: one.started or "",
-    "run": lambda one: one.run,
-    "size": lambda one: one.bytes,
-    "updates": lambda one: one.updates or 0,
-    "value": lambda one: float("-inf") if one.value is None else one.value,
-    "epsilon": lambda one: float("-inf") if one.epsilon is None else one.epsilon,
+SORT_KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "started": lambda one: one["started"] or "",
+    "run": lambda one: one["run"],
+    "size": lambda one: one["bytes"],
+    "updates": lambda one: one["updates"] or 0,
+    "value": lambda one: -math.inf if one["value"] is None else one["value"],
+    "epsilon": lambda one: -math.inf if one["epsilon"] is None else one["epsilon"],
 }
+_FILES = 40  # shown one by one
+_LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run states itself is shorter
 
 
 @app.command("list")
@@ -65,15 +58,15 @@ def list_runs(
     lines = [
         line
         for line in map(line_of_run, run_paths(runs))
-        if (not state or line.state in state)
-        and all(value is None or getattr(line, key) == value for key, value in wanted.items())
+        if (not state or line["state"] in state)
+        and all(value is None or line[key] == value for key, value in wanted.items())
     ]
     lines.sort(key=SORT_KEYS[sort], reverse=(sort != "run") != reverse)
     lines = lines[:limit]
     if as_json:
-        print(json.dumps([line.as_dict() for line in lines], indent=2))
-        return
-    _print_table(lines)
+        print(json.dumps(lines, indent=2))
+    else:
+        _print_table(lines)
 
 
 @app.command("show")
@@ -89,7 +82,7 @@ def show_run(
     steps = next_steps(path, line, runs)
     if as_json:
         document = {
-            **line.as_dict(),
+            **line,
             "path": str(path),
             "statement": statement,
             "files": [{"file": name, "bytes": size} for name, size in files],
@@ -97,10 +90,9 @@ def show_run(
         }
         print(json.dumps(document, indent=2))
         return
-    for key, value in line.as_dict().items():
+    for key, value in {**line, "path": path}.items():
         if value is not None:
             print(f"{key:<20}{_size(value) if key == 'bytes' else printable(str(value))}")
-    print(f"{'path':<20}{printable(str(path))}")
     print("\nprivacy, as the run states it:")
     for word in statement[:_LINES] or ["nothing is stated; `mapa ledger` computes it from what is on record"]:
         print(f"  {printable(word[:_LINE])}{' …' if len(word) > _LINE else ''}")
@@ -135,17 +127,14 @@ def remove_runs(
     """Remove runs for good. One that is running, or that holds an account of privacy spent, is refused."""
     from mapa.run_removal import RemovalRefusedError, considered, named, remove
 
-    paths = list(dict.fromkeys(named(name, runs) for name in names))
     found, refused = [], []
-    for path in paths:
+    for path in dict.fromkeys(named(name, runs) for name in names):
         try:
             found.append(considered(path, forget=forget))
         except RemovalRefusedError as error:
-            refused.append(str(error))
+            refused.append(f"refused: {error}")
     if refused:
-        for reason in refused:
-            print(f"refused: {reason}", file=sys.stderr)
-        print("nothing was removed", file=sys.stderr)
+        print(*refused, "nothing was removed", sep="\n", file=sys.stderr)
         raise typer.Exit(1)
     for one in found:
         print(f"{printable(one.path.name)}: {_size(one.bytes)}", file=sys.stderr)
@@ -153,94 +142,89 @@ def remove_runs(
             print(f"  forgets {account}", file=sys.stderr)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigurationError("--yes: required where nobody can be asked; nothing was removed")
+            raise ConfigurationError("--yes: required without a terminal; nothing was removed")
         if not typer.confirm(f"remove {len(found)} for good?", err=True):
             raise typer.Exit(1)
-    gone = [one.path.name for one in found if remove(one.path, forget=forget)]
+    removed: dict[str, int] = {}
     for one in found:
-        if one.path.name not in gone:
+        if remove(one.path, forget=forget):
+            removed[one.path.name] = one.bytes
+        else:
             print(f"{printable(one.path.name)}: had gone already", file=sys.stderr)
     if as_json:
-        print(
-            json.dumps({"removed": gone, "bytes": sum(one.bytes for one in found if one.path.name in gone)})
-        )
+        print(json.dumps({"removed": [*removed], "bytes": sum(removed.values())}))
     else:
-        print(f"removed {len(gone)}")
+        print(f"removed {len(removed)}")
 
 
-def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
+def next_steps(path: Path, line: dict[str, Any], runs: Path) -> dict[str, str]:
     """Return the commands that make sense with a run, by what they do."""
-    name = (
-        shlex.quote(str(path))
-        if path.parent != Path("runs") or runs != Path("runs")
-        else shlex.quote(path.name)
-    )
-    logged = any(path.glob("log/*"))
-    owed = line.state == KILLED or (read_object(path / RESUME) or {}).get(HALT_OWED) is True
-    resumable = owed and any(path.glob("checkpoints/[0-9]*"))
+    usual = path.parent == runs == Path("runs")
+    name = shlex.quote(path.name if usual else str(path))
     steps = {
         "ledger": f"mapa ledger show {name}",
         "verify": f"mapa verify {name}",
-        "replay": f"mapa replay {name}" if logged else "not possible: gradients were not kept",
+        "replay": f"mapa replay {name}"
+        if any(path.glob("log/*"))
+        else "not possible: gradients were not kept",
         "compare": f"mapa compare {name} ANOTHER-RUN",
     }
-    if resumable:
-        named = allowing((read_object(path / "manifest.json") or {}).get("scenario"))
-        steps["resume"] = f"mapa cloud --resume {name} --broker HOST{named}"
-    elif line.state == KILLED:
+    killed = line["state"] == KILLED
+    owed = killed or (read_object(path / RESUME) or {}).get(HALT_OWED) is True
+    if owed and any(path.glob("checkpoints/[0-9]*")):
+        code = allowing((read_object(path / "manifest.json") or {}).get("scenario"))
+        steps["resume"] = f"mapa cloud --resume {name} --broker HOST{code}"
+    elif killed:
         steps["resume"] = "not possible: it has no checkpoint"
-    begins = {"processes": "run", "containers": "containers", "network": "cloud"}.get(
-        line.engine or "", "simulate"
-    )
-    if line.scenario is not None:
+    if line["scenario"] is not None:
+        by_engine = {"processes": "run", "containers": "containers", "network": "cloud"}
+        begins = by_engine.get(line["engine"] or "", "simulate")
         more = " --broker HOST --run NAME" if begins == "cloud" else ""
-        steps["again"] = f"mapa {begins} {shlex.quote(line.scenario)}{more}"
+        steps["again"] = f"mapa {begins} {shlex.quote(line['scenario'])}{more}"
     return steps
 
 
-_FILES = 40  # shown one by one
-_LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run states itself is shorter
-
-
-def _print_table(lines: list[RunLine]) -> None:
+def _print_table(lines: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table()
     for column in ("run", "scenario", "engine", "state", "updates", "metric", "ε", "size", "started"):
-        table.add_column(
-            column, overflow="fold", justify="right" if column in ("updates", "size") else "left"
-        )
+        right = column in ("updates", "size")
+        table.add_column(column, overflow="fold", justify="right" if right else "left")
     for line in lines:
         cells = (
-            line.run,
-            line.scenario or "–",
-            line.engine or "–",
-            line.state,
-            "–" if line.updates is None else f"{line.updates:,}",
-            "–" if line.value is None else f"{line.metric} {line.value:.4g}",
+            line["run"],
+            line["scenario"] or "–",
+            line["engine"] or "–",
+            line["state"],
+            "–" if line["updates"] is None else f"{line['updates']:,}",
+            "–" if line["value"] is None else f"{line['metric']} {line['value']:.4g}",
             _epsilon(line),
-            _size(line.bytes),
-            (line.started or "–").replace("T", " ").removesuffix("+00:00"),
+            _size(line["bytes"]),
+            (line["started"] or "–").replace("T", " ").removesuffix("+00:00"),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     output.print_wide(table)
 
 
-def _epsilon(line: RunLine) -> str:
+def _epsilon(line: dict[str, Any]) -> str:
     """Return ε as the run states it; rounded up, as the statement does."""
-    if line.epsilon is None:
-        return "–" if line.delta is None else "∞"
-    import math
+    epsilon = line["epsilon"]
+    if epsilon is None:
+        return "–" if line["delta"] is None else "∞"
+    shown = "0"
+    if epsilon > 0:
+        digits = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+        shown = f"{math.ceil(epsilon * digits - 1e-9) / digits:.10g}"
+    return f"{shown} (seeded: not private)" if line["reproducible_noise"] else shown
 
-    digits = 0.0 if line.epsilon <= 0 else 10.0 ** (3 - math.floor(math.log10(line.epsilon)))
-    shown = f"{math.ceil(line.epsilon * digits - 1e-9) / digits:.10g}" if digits else "0"
-    return f"{shown} (seeded: not private)" if line.reproducible_noise else shown
 
-
-def _size(size: int) -> str:
-    for unit in ("B", "kB", "MB"):
+def _size(size: float) -> str:
+    if size < 1000:
+        return f"{size} B"
+    for unit in ("kB", "MB"):
+        size /= 1000
         if size < 1000:
-            return f"{size:.3g} {unit}" if unit != "B" else f"{size} B"
-        size /= 1000  # type: ignore[assignment]
-    return f"{size:.3g} GB"
+            return f"{size:.3g} {unit}"
+    return f"{size / 1000:.3g} GB"

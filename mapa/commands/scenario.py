@@ -15,7 +15,7 @@ from common.mechanism.guarantee import Adjacency
 from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
 from mapa import output
-from mapa.commands.options import AsJson
+from mapa.commands.options import AsJson, Changes
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 from mapa.scenario_patterns import PREFIX, about_line, about_recipe, line_names, recipe_names
 
@@ -27,7 +27,7 @@ def list_scenarios(
     figures: Annotated[
         bool, typer.Option("--figures", help="list the lines of the paper's figures and of ours instead")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the scenarios that come with mapa."""
     if figures:
@@ -81,8 +81,8 @@ def _with_options(table: dict[str, Any]) -> dict[str, Any]:
 @app.command()
 def show(
     scenario: Annotated[str, typer.Argument(help="name or path")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    changes: Changes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print every resolved value of a scenario, including defaults and known constants."""
     _, resolved = load_scenario(scenario, changes or [])

@@ -10,25 +10,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from cloud.stages import Stage, planned_stages
+from cloud.stages import planned_stages
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
 from common.problem import Problem, SensitivityRule
 from mapa import output
 from mapa.commands import options
 
-_COLUMNS = (
-    "stage",
-    "sensitivity",
-    "clip",
-    "variance",
-    "p_raw",
-    "p",
-    "learning_rate",
-    "length_raw",
-    "length",
-    "start",
-)
+_OF_A_STAGE = ("sensitivity", "clip", "variance", "p_raw", "p", "learning_rate", "length_raw", "length")
 
 
 def schedule(
@@ -55,7 +44,7 @@ def schedule(
     rule: Annotated[
         str, typer.Option(help="theta (ΔS ← θΔS) or table (the parameter table's rule)")
     ] = "theta",
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print ΔS, Δ_b, P, γ and T_s of every stage that begins within T updates."""
     if rule not in (allowed := [r.value for r in SensitivityRule]):
@@ -78,10 +67,14 @@ def schedule(
     moment = largest_moment(noise, {key: values for key, values in given.items() if values}, dimension)
     stages = list(planned_stages(moment, problem))
     last_start, last = stages[-1]
+    rows = [
+        {"stage": stage.index, **{key: getattr(stage, key) for key in _OF_A_STAGE}, "start": start}
+        for start, stage in stages
+    ]
     if as_json:
-        print(json.dumps([_row(start, stage) for start, stage in stages], indent=2))
+        print(json.dumps(rows, indent=2))
     else:
-        _print_table(stages)
+        _print_table(rows)
     remaining = iterations - last_start + 1
     if last.length > remaining:
         output.console(stderr=True, soft_wrap=True).print(
@@ -113,18 +106,12 @@ def largest_moment(noise: str, given: Mapping[str, Sequence[float]], dimension: 
     return max(one.relative_second_moment(dimension or 1) for one in laws)
 
 
-def _row(start: int, stage: Stage) -> dict[str, Any]:
-    values = {column: getattr(stage, column) for column in _COLUMNS if column not in ("stage", "start")}
-    return {"stage": stage.index, **values, "start": start}
-
-
-def _print_table(stages: list[tuple[int, Stage]]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     table = Table(title="MAPA stages", box=box.SIMPLE)
-    for column in _COLUMNS:
+    for column in rows[0]:
         table.add_column(column, justify="right", no_wrap=True)
-    for start, stage in stages:
-        row = _row(start, stage)
-        table.add_row(*(f"{v:,}" if isinstance(v, int) else f"{v:.6g}" for v in (row[c] for c in _COLUMNS)))
+    for row in rows:
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else f"{v:.6g}" for v in row.values()))
     console = output.console()
     console.width = max(console.width, 120)
     console.print(table)

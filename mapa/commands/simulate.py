@@ -10,21 +10,16 @@ import typer
 from cloud.assembly import explained
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
-from mapa.commands.common_options import with_groups
-from mapa.commands.scenario_options import ScenarioOptions
 from mapa.output import note, progress_console
-from mapa.progress import bar_on, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
-from mapa.run_view import report
-from mapa.simulation.simulator import interrupt_between_events
-from mapa.simulation.world import World
+from mapa.run_view import bar_on, report, shown_on
+from mapa.simulation.simulator import World, interrupt_between_events
 
 
-@with_groups()
 def simulate_command(
     scenario: options.ScenarioName,
-    changed: ScenarioOptions,
+    changed: options.ScenarioOptions,
     engine: Annotated[
         str,
         typer.Option(help="events; vectorised or block (linear models, cyclic delays); synchronous (rounds)"),

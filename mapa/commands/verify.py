@@ -13,13 +13,12 @@ from common.errors import ConfigurationError
 from common.own_code import only_code
 from mapa import output
 from mapa.commands import options
-from mapa.commands.common_options import Allowed
-from mapa.commands.options import RunName
+from mapa.commands.options import Allowed, RunName
 from mapa.runs import find_run
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
 from mapa.verification.replay import ReplayQuestion, replay
-from mapa.verification.verify import Verification
+from mapa.verification.verify import verify
 
 Ledgers = Annotated[
     list[Path] | None, typer.Option("--ledger", help="state directory of an edge; repeatable")
@@ -59,6 +58,7 @@ def verify_command(
     ],
     ledger: Ledgers = None,
     allow: Allowed = None,
+    code: options.Code = None,
     allow_unlogged: Annotated[
         bool,
         typer.Option(
@@ -69,55 +69,46 @@ def verify_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Check that a run's records, log, statements and model agree; needs no data set."""
+    options.use_code(code)
     path = Path(subject) if Path(subject).is_file() else find_run(subject, runs)
     if path.is_file() and ledger:
         raise ConfigurationError("--ledger: a bundle has its own ledger statements; give it to `mapa bundle`")
     try:
-        asked = Verification.of(path, frozenset(allow or ()), ledger or (), unlogged=allow_unlogged)
-        found = list(asked.checks())
+        found = verify(path, allow or (), ledger or (), unlogged=allow_unlogged)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    verified = is_verified(found)
+    checked = [check for check in found if check.status is not Status.CLAIMED]
+    claims = [check for check in found if check.status is Status.CLAIMED]
     if as_json:
         document = {
             "subject": str(path),
-            "verified": verified,
-            "checks": [check.as_dict() for check in found if check.status is not Status.CLAIMED],
-            "claimed": [
-                {"name": check.name, "part": check.part, "detail": check.detail}
-                for check in found
-                if check.status is Status.CLAIMED
-            ],
+            "verified": is_verified(found),
+            "checks": [check.as_dict() for check in checked],
+            "claimed": [{key: getattr(one, key) for key in ("name", "part", "detail")} for one in claims],
         }
         output.print_json(document)
     else:
-        _print(found)
-    raise typer.Exit(0 if verified else 1)
+        _print(checked, claims)
+    raise typer.Exit(0 if is_verified(found) else 1)
 
 
-def _print(found: list[Check]) -> None:
+def _print(checked: list[Check], claims: list[Check]) -> None:
     table = Table()
     for column in ("check", "result", "part", "detail"):
         table.add_column(column, overflow="fold")
-    checked = [check for check in found if check.status is not Status.CLAIMED]
     for check in checked:
-        table.add_row(
-            check.name,
-            Text(check.status.value, style=_STYLES[check.status]),
-            output.printable(check.part),
-            output.printable(check.detail),
-        )
+        result = Text(check.status.value, style=_STYLES[check.status])
+        table.add_row(check.name, result, output.printable(check.part), output.printable(check.detail))
     console = output.console()
     console.width = max(console.width, 140)
     console.print(table)
-    claims = [check for check in found if check.status is Status.CLAIMED]
     if claims:
         console.print("Claimed, not checked:")
     for check in claims:
         console.print(f"- {output.printable(check.part)}: {output.printable(check.detail)}", highlight=False)
     counts = {status: sum(check.status is status for check in checked) for status in _STYLES}
     told = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-    headline = ("verified", "green") if is_verified(found) else ("not verified", "bold red")
+    headline = ("verified", "green") if is_verified(checked) else ("not verified", "bold red")
     console.print(Text.assemble(headline, f": {told}"))
 
 
@@ -138,18 +129,15 @@ def replay_command(
     ] = True,
     every: Annotated[int, typer.Option(min=1, help="make only every N-th gradient again")] = 1,
     allow: Allowed = None,
+    code: options.Code = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute a run's final model from its gradient log and tell whether it is the same bit for bit."""
+    options.use_code(code)
     question = ReplayQuestion(
-        gradients=gradients,
-        every=every,
-        algorithm=algorithm,
-        changes=changes or (),
-        remake=remake,
-        allowed=frozenset(allow or ()),
+        gradients=gradients, every=every, algorithm=algorithm, changes=changes or (), remake=remake
     )
     typed = () if algorithm is None else (algorithm,)  # on the command line: no file asks for it
     with only_code([*(allow or ()), *typed]):

@@ -9,15 +9,7 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.records.reader import JsonFile
-from mapa.runs import (
-    LEAVING,
-    has_records,
-    is_run,
-    last_update,
-    shown_of_manifest,
-    shown_of_summary,
-    wrote_just_now,
-)
+from mapa import runs
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _OF_SUMMARY = ("updates", "reason", "metric", "final", "epsilon")
@@ -33,13 +25,12 @@ class RunsFolder:
 
     def find(self, name: str) -> Path | None:
         """Return the folder of a run by its name; None: no folder of `runs`, whatever the name says."""
-        if not NAME.fullmatch(name):
-            return None
         path = self.path / name
         try:
-            if path.is_symlink() or not path.is_dir() or path.resolve().parent != self.path.resolve():
+            inside = NAME.fullmatch(name) and not path.is_symlink() and path.is_dir()
+            if not inside or path.resolve().parent != self.path.resolve():
                 return None
-            return path if is_run(path) else None
+            return path if runs.is_run(path) else None
         except OSError:
             return None
 
@@ -55,30 +46,32 @@ class RunsFolder:
     def lines(self) -> dict[str, Any]:
         """Return a line for each run."""
         names, unnamed = self.names()
-        for name in self._known.keys() - set(names[:_MOST]):
+        shown = names[:_MOST]
+        for name in self._known.keys() - {*shown}:
             del self._known[name]
         return {
-            "runs": [self._line(name) for name in names[:_MOST]],
-            "hidden": max(0, len(names) - _MOST) + unnamed,
+            "runs": [self._line(name) for name in shown],
+            "hidden": len(names) - len(shown) + unnamed,
             "unnamed": unnamed,
         }
 
     def _line(self, name: str) -> dict[str, Any]:
         path = self.path / name
         if name not in self._known:
-            summary = JsonFile(path / "summary.json", _of_summary)
-            self._known[name] = JsonFile(path / "manifest.json", shown_of_manifest), summary
+            manifest = JsonFile(path / "manifest.json", runs.shown_of_manifest)
+            self._known[name] = manifest, JsonFile(path / "summary.json", _of_summary)
         began, ended = (file.look() for file in self._known[name])
+        unended: dict[str, Any] = {**dict.fromkeys(_OF_SUMMARY), "metric": {}}
         return {
             "run": name,
             "state": page_state(path, ended),
-            **(began or shown_of_manifest({})),
-            **(ended or {**dict.fromkeys(_OF_SUMMARY), "metric": {}, "updates": last_update(path)}),
+            **(began or runs.shown_of_manifest({})),
+            **(ended or {**unended, "updates": runs.last_update(path)}),
         }
 
 
 def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    shown = shown_of_summary(summary)
+    shown = runs.shown_of_summary(summary)
     return {key: shown[key] for key in _OF_SUMMARY} if summary else {}
 
 
@@ -89,15 +82,15 @@ def page_state(path: Path, summary: dict[str, Any], halted: str = "") -> str:
     """
     if summary:
         return "ended"
-    recent = wrote_just_now(path)
+    recent = runs.wrote_just_now(path)
     return "ending" if recent and halted else "live" if recent else "quiet"
 
 
 def _unnamed(path: Path) -> bool:
     """Tell whether a folder has the records of a run, and a name that no address of the page takes."""
-    if NAME.fullmatch(path.name) or path.name.startswith(LEAVING):
+    if NAME.fullmatch(path.name) or path.name.startswith(runs.LEAVING):
         return False
-    return not path.is_symlink() and has_records(path)
+    return not path.is_symlink() and runs.has_records(path)
 
 
 def _began(path: Path) -> tuple[float, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import os
 import socket
 from typing import Any
 
@@ -36,18 +37,17 @@ def bind(host: str, port: int | None) -> socket.socket:
         family, _, _, _, place = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigurationError(f"--host {host!r}: {error}") from error
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` is IPv4's 0.0.0.0 too
     for candidate in [port] if port is not None else range(PORT, PORT + _TRIED):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((place[0], candidate))
-            listener.listen(128)
+            return socket.create_server(
+                (place[0], candidate), family=family, backlog=128, dualstack_ipv6=both
+            )
         except OSError as error:
-            listener.close()
             if error.errno != errno.EADDRINUSE or port is not None:
-                raise ConfigurationError(f"--host {host} --port {candidate}: {error.strerror}") from error
-        else:
-            return listener
+                raise ConfigurationError(
+                    f"--host {host} --port {candidate}: {os.strerror(error.errno or 0)}"
+                ) from error
     raise ConfigurationError(f"--port: {PORT} to {PORT + _TRIED - 1} are all in use; give another")
 
 
@@ -108,5 +108,5 @@ class PatientProtocol(H11Protocol):
 
 
 def limits() -> dict[str, Any]:
-    """Return what uvicorn is told of them, wherever the page is served."""
+    """Return these bounds as options of uvicorn."""
     return {"http": PatientProtocol, "limit_concurrency": CONNECTIONS + _MOST}

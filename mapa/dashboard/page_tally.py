@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.records.events import check_record
-from common.records.tally import Evaluation, Tally, metric_named
+from common.records.tally import Evaluation, Tally, check_record, metric_named
 from mapa.dashboard.series import Counts, Durations, Envelope, HeatMap
 
 EDGES = 10_000  # lanes kept

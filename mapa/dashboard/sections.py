@@ -13,7 +13,7 @@ from common.metrics import Metric
 from common.problem import Problem, SensitivityRule
 from common.records.regular import count, number, rows, table, text
 from common.records.tally import Evaluation, metric_named, staleness_summary
-from mapa.dashboard.page_tally import EDGES, METRICS, PageTally, small
+from mapa.dashboard.page_tally import EDGES, METRICS, Lane, PageTally, small
 from mapa.dashboard.series import Durations
 from mapa.runs import shown_of_manifest
 
@@ -24,6 +24,7 @@ _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BINS = 200  # bars of the histogram
 _COUNTED = ("applied", "joins", "last_sequence", "staleness_mean", "staleness_max")
 _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
+_CONSTANTS = ("smoothness", "sigma", "theta", "delta", "loss_gap", "radius")  # of [algorithm], MAPA's
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,15 @@ class Page:
         return table(self.scenario, "privacy")
 
     @property
+    def budget(self) -> float | None:
+        return number(self.privacy.get("total_epsilon"))
+
+    @property
+    def local(self) -> bool:
+        """Whether edges bring records of their own, whose number only their ledgers know."""
+        return table(self.scenario, "data").get("set") == "local"
+
+    @property
     def metrics(self) -> list[Metric]:
         """The headline metric first."""
         try:
@@ -56,33 +66,43 @@ class Page:
 
 
 def head(page: Page) -> dict[str, Any]:
-    counted, manifest, summary, scenario = page.counted, page.manifest, page.summary, page.scenario
-    tally, metrics = counted.tally, page.metrics
-    names = {**shown_of_manifest(manifest), **{key: scenario.get(key) for key in ("seed", "batch_size")}}
+    counted, summary, scenario = page.counted, page.summary, page.scenario
+    tally, metrics, times = counted.tally, page.metrics, counted.tally.times
+    names = {
+        **shown_of_manifest(page.manifest),
+        **{key: scenario.get(key) for key in ("seed", "batch_size")},
+    }
     first = metrics[0].name if metrics else ""
-    best = counted.best if counted.best is not None else (None, None)
-    span = _span(counted)
+    best, best_at = counted.best or (None, None)
+    span = None if times.first is None or times.last is None else times.last - times.first
     stage = tally.stages[-1] if tally.stages else {}
+    numbers = {  # those of the summary, once it is there
+        "updates": tally.updates,
+        "iterations": names["iterations"],
+        "seconds": span,
+        "iterations_per_second": tally.updates / span if span else None,
+        f"best_{first}": best,
+        f"best_{first}_at": best_at,
+    }
+    stated = {key: number(summary.get(key, value)) for key, value in numbers.items()}
     return {
         "run": page.run,
         "state": page.state,
         **{key: plain(summary.get(key, names.get(key))) for key in _HEAD},
         "started": names["started"],
         "reason": plain(summary.get("reason", tally.halted or None)),
-        "updates": number(summary.get("updates", tally.updates)),
-        "iterations": number(summary.get("iterations", names["iterations"])),
+        "updates": stated["updates"],
+        "iterations": stated["iterations"],
         "edges": names["edges"],
         "edges_seen": len(counted.lanes),
         **{key: number(stage.get(key)) for key in ("stage", "sensitivity", "learning_rate")},
         "metrics": [metric.as_dict() for metric in metrics],
         "latest": counted.latest,
-        "best": number(summary.get(f"best_{first}", best[0])),
-        "best_at": number(summary.get(f"best_{first}_at", best[1])),
-        "seconds": number(summary.get("seconds", span)),
-        "updates_per_second": number(
-            summary.get("iterations_per_second", tally.updates / span if span else None)
-        ),
-        "timed": tally.times.first is not None,
+        "best": stated[f"best_{first}"],
+        "best_at": stated[f"best_{first}_at"],
+        "seconds": stated["seconds"],
+        "updates_per_second": stated["iterations_per_second"],
+        "timed": times.first is not None,
         "resumed": tally.resumed,
         "unreadable": counted.unreadable,
         "warning": plain(summary.get("warning")),
@@ -96,7 +116,7 @@ def fleet(page: Page) -> dict[str, Any]:
     everyone, updates = sorted({*counts.lanes, *counted}), counts.tally.updates
     lanes = []
     for k in everyone[:LANES]:
-        lane, tally = counts.lanes.get(k), counts.tally.edges.get(k)
+        lane, tally = counts.lanes.get(k, Lane()), counts.tally.edges.get(k)
         row = counted.get(k) or ({} if tally is None else tally.row(k))
         measured = network.get(k, {})
         link = measured.get("link") or (links[k % len(links)] if links else None)
@@ -105,29 +125,40 @@ def fleet(page: Page) -> dict[str, Any]:
                 "edge": k,
                 **{key: text(row.get(key)) for key in ("edge_id", "gone")},
                 **{key: number(row.get(key)) for key in _COUNTED},
-                "staleness_last": None if lane is None else lane.last_staleness,
+                "staleness_last": lane.last_staleness,
                 "share": (number(row.get("applied")) or 0) / updates if updates else None,
-                "pace": None if lane is None else lane.pace,
+                "pace": lane.pace,
                 "silent": _silent(k, counts) if page.state == "live" else None,
                 "link": plain(link),
-                "device": None if lane is None else text(lane.joined.get("device"), 64),
+                "device": text(lane.joined.get("device"), 64),
                 "round_trip_ms": number(measured.get("round_trip_ms")),
-                "strip": [] if lane is None else list(lane.strip.counts),
-                "strip_width": 1.0 if lane is None else lane.strip.width,
+                "strip": lane.strip.counts,
+                "strip_width": lane.strip.width if k in counts.lanes else 1.0,
             }
         )
     return {
         "edges": lanes,
         "hidden": max(0, len(everyone) - LANES),
-        "budget": number(page.privacy.get("total_epsilon")),
+        "budget": page.budget,
         "timed": counts.tally.times.first is not None,
     }
 
 
+def _silent(edge: int, counted: PageTally) -> float | None:
+    """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
+    lane, tally, now = counted.lanes.get(edge), counted.tally.edges.get(edge), counted.tally.times.last
+    if lane is None or tally is None or now is None or tally.gone:
+        return None
+    heard = [time for time in (*list(lane.recent)[-1:], lane.joined.get("time")) if time is not None]
+    if not heard:
+        return None
+    quiet, usual = now - max(heard), 1 / lane.pace if lane.pace else 1.0
+    return quiet if quiet > max(3.0, 10 * usual) else None
+
+
 def training(page: Page) -> dict[str, Any]:
-    names, envelopes = [metric.name for metric in page.metrics], page.counted.metrics
-    curves = {}
-    for name in [*names, *(name for name in envelopes if name not in names)]:
+    envelopes, curves = page.counted.metrics, {}
+    for name in dict.fromkeys([*(metric.name for metric in page.metrics), *envelopes]):
         points = envelopes[name].points() if name in envelopes else []
         places = {"t": 0, "seconds": 2, "value": 1}
         curves[name] = {key: [point[place] for point in points] for key, place in places.items()}
@@ -156,37 +187,37 @@ def traffic(page: Page) -> dict[str, Any]:
     network = by_edge(summary, "network")
     everyone = sorted({*counted.lanes, *network})
     refused = table(summary, "refused") if "refused" in summary else dict(counted.tally.refused)
+    trips = []
+    for k in everyone[:LANES]:
+        tally, measured = counted.tally.edges.get(k), network.get(k, {})
+        trips.append(
+            {
+                "edge": k,
+                "edge_id": text(measured.get("edge_id")) if tally is None else tally.edge_id,
+                "turns": _turns(counted.lanes.get(k, Lane()).turns),
+                "asked_delay_ms": number(measured.get("asked_delay_ms")),
+                "round_trip_ms": number(measured.get("round_trip_ms")),
+            }
+        )
     return {
         "width": counted.rate.width,
-        "applied": list(counted.rate.counts),
+        "applied": counted.rate.counts,
         "refused": {key: number(value) for key, value in refused.items()},
         "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
         "refused_over": {
-            reason: {"width": counts.width, "counts": list(counts.counts)}
+            reason: {"width": counts.width, "counts": counts.counts}
             for reason, counts in counted.refused_over.items()
         },
         "dropped": {str(key): number(value) for key, value in table(summary, "dropped").items()},
         "turns": _turns(counted.turns),
-        "trips": [_trip(k, counted, network.get(k, {})) for k in everyone[:LANES]],
+        "trips": trips,
         "hidden": max(0, len(everyone) - LANES),
     }
 
 
 def _turns(turns: Durations) -> dict[str, float | None]:
-    """Return percentiles in milliseconds of the time from one update of an edge to its next."""
     found = {name: turns.percentile(share) for name, share in _SHARES.items()}
     return {name: None if value is None else value * 1000 for name, value in found.items()}
-
-
-def _trip(edge: int, counted: PageTally, measured: Mapping[str, Any]) -> dict[str, Any]:
-    lane, tally = counted.lanes.get(edge), counted.tally.edges.get(edge)
-    return {
-        "edge": edge,
-        "edge_id": text(measured.get("edge_id")) if tally is None else tally.edge_id,
-        "turns": _turns(Durations() if lane is None else lane.turns),
-        "asked_delay_ms": number(measured.get("asked_delay_ms")),
-        "round_trip_ms": number(measured.get("round_trip_ms")),
-    }
 
 
 def from_summary(counted: PageTally, summary: Mapping[str, Any]) -> None:
@@ -211,25 +242,6 @@ def plain(value: object) -> Any:
     if isinstance(value, list):
         return [plain(one) for one in value]
     return value if value is None or isinstance(value, str | bool) else number(value)
-
-
-def _silent(edge: int, counted: PageTally) -> float | None:
-    """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
-    lane, tally, now = counted.lanes.get(edge), counted.tally.edges.get(edge), counted.tally.times.last
-    if lane is None or tally is None or now is None or tally.gone:
-        return None
-    heard = [time for time in (*list(lane.recent)[-1:], lane.joined.get("time")) if time is not None]
-    if not heard:
-        return None
-    quiet = now - max(heard)
-    usual = 1 / lane.pace if lane.pace else 1.0
-    return quiet if quiet > max(3.0, 10 * usual) else None
-
-
-def _span(counted: PageTally) -> float | None:
-    if counted.tally.times.first is None or counted.tally.times.last is None:
-        return None
-    return counted.tally.times.last - counted.tally.times.first
 
 
 def audited(report: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -259,18 +271,14 @@ def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) ->
 
     The moment v of the noise follows from Δ_b = σ²/b + ΔS²·v, which the record of the first stage has.
     """
-    algorithm = scenario.get("algorithm")
-    if not isinstance(algorithm, Mapping) or algorithm.get("name") != "mapa" or not stages:
+    algorithm, batch = table(scenario, "algorithm"), scenario.get("batch_size")
+    if algorithm.get("name") != "mapa" or not stages or type(batch) is not int:
         return []
-    first, batch = stages[0], scenario.get("batch_size")
-    if type(batch) is not int:
-        return []
+    first = stages[0]
     try:
         problem = Problem(
             batch_size=batch,
-            **{
-                key: algorithm[key] for key in ("smoothness", "sigma", "theta", "delta", "loss_gap", "radius")
-            },
+            **{key: algorithm[key] for key in _CONSTANTS},
             tau_max=int(first["tau_max"]),
             iterations=scenario["iterations"],
             first_clip=first["sensitivity"] * batch / 2,
@@ -278,15 +286,10 @@ def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) ->
         )
         spread = problem.sigma**2 / problem.batch_size
         moment = max(0.0, first["variance"] - spread) / first["sensitivity"] ** 2
+        shown = ("sensitivity", "learning_rate", "length")
         return [
-            {
-                "stage": stage.index,
-                "t": start,
-                "sensitivity": stage.sensitivity,
-                "learning_rate": stage.learning_rate,
-                "length": stage.length,
-            }
+            {"stage": stage.index, "t": start, **{key: getattr(stage, key) for key in shown}}
             for start, stage in itertools.islice(planned_stages(moment, problem), _PLANNED)
         ]
     except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
-        return []  # records of another version, or of somebody else
+        return []  # records of another version, or untrusted ones

@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import itemgetter
 
 _PARTS = 8  # stretches of an octave
-Point = tuple[float, float, float | None]  # x, y, seconds
+_Point = tuple[float, float, float | None]  # x, y, seconds
 
 
 @dataclass(slots=True)
@@ -20,12 +22,12 @@ class Envelope:
     """
 
     buckets: int
-    _extrema: list[tuple[Point, Point]] = field(default_factory=list)  # (least, largest) of whole buckets
+    _extrema: list[tuple[_Point, _Point]] = field(default_factory=list)  # (least, largest) of whole buckets
     _width: int = 1  # points in a bucket
-    _open: tuple[Point, Point] | None = None  # the bucket that is being filled
+    _open: tuple[_Point, _Point] | None = None  # the bucket that is being filled
     _filled: int = 0
-    _first: Point | None = None
-    _last: Point | None = None
+    _first: _Point | None = None
+    _last: _Point | None = None
 
     def add(self, x: float, y: float, seconds: float | None = None) -> None:
         point = (x, y, seconds)
@@ -41,11 +43,11 @@ class Envelope:
         if len(self._extrema) >= self.buckets:
             self._halve()
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[_Point]:
         """Return what is kept, in the order in which it was added."""
-        kept: list[Point] = []
+        kept: list[_Point] = []
         for least, largest in [*self._extrema, *([] if self._open is None else [self._open])]:
-            kept += [least] if least is largest else sorted((least, largest), key=_x)
+            kept += [least] if least is largest else sorted((least, largest), key=itemgetter(0))
         if self._first is not None and kept[0] is not self._first:
             kept.insert(0, self._first)
         if self._last is not None and kept[-1] is not self._last:
@@ -60,11 +62,7 @@ class Envelope:
         self._width *= 2
 
 
-def _x(point: Point) -> float:
-    return point[0]
-
-
-def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point, Point]:
+def _joined(one: tuple[_Point, _Point], other: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
     least = other[0] if other[0][1] < one[0][1] else one[0]
     largest = other[1] if other[1][1] > one[1][1] else one[1]
     return least, largest
@@ -84,8 +82,7 @@ class Counts:
             self.counts = _paired(self.counts)
             self.width *= 2
             place = int(max(0.0, x) / self.width)
-        if place >= len(self.counts):
-            self.counts += [0] * (place + 1 - len(self.counts))
+        self.counts += [0] * (place + 1 - len(self.counts))
         self.counts[place] += count
 
     @property
@@ -131,17 +128,11 @@ class HeatMap:
             self.cells = [_paired(column) for column in self.cells]
             self.height *= 2
         while int(x / self.width) >= self.columns:
-            self.cells = [_summed(self.cells[i : i + 2]) for i in range(0, len(self.cells), 2)]
+            pairs = [self.cells[i : i + 2] for i in range(0, len(self.cells), 2)]
+            self.cells = [[*map(sum, zip_longest(*pair, fillvalue=0))] for pair in pairs]
             self.width *= 2
         column, row = int(x / self.width), y // self.height
-        while column >= len(self.cells):
-            self.cells.append([])
+        self.cells += [[] for _ in range(column + 1 - len(self.cells))]
         counts = self.cells[column]
-        if row >= len(counts):
-            counts += [0] * (row + 1 - len(counts))
+        counts += [0] * (row + 1 - len(counts))
         counts[row] += 1
-
-
-def _summed(columns: Sequence[Sequence[int]]) -> list[int]:
-    longest = max(map(len, columns))
-    return [sum(column[row] for column in columns if row < len(column)) for row in range(longest)]

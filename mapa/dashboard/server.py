@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import (
@@ -31,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mapa.dashboard.folder import RunsFolder
-from mapa.dashboard.stream import MOST_VIEWERS, Followed, Following, messages
+from mapa.dashboard.watch import MOST_VIEWERS, Followed, Following
 
 COOKIE = "mapa_dashboard"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -49,16 +47,19 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 STATIC = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    "": "text/plain; charset=utf-8",
+}
 FILES = {
-    "index.html": "text/html; charset=utf-8",
-    **dict.fromkeys(
-        ("page.js", "charts.js", "heat.js", "views.js", "dom.js"), "text/javascript; charset=utf-8"
-    ),
-    "style.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "uplot/uPlot.min.css": "text/css; charset=utf-8",
-    "uplot/LICENSE": "text/plain; charset=utf-8",
+    name: _TYPES[Path(name).suffix]
+    for name in (
+        *("index.html", "page.js", "charts.js", "heat.js", "views.js", "dom.js", "style.css", "icon.svg"),
+        *("uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE"),
+    )
 }
 MOST_COMPARED = 8
 _BEFORE = 2**53
@@ -80,30 +81,30 @@ class Guard:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
+                headers.update(_HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        refusal = self._refusal(scope)
+        refusal = self._refusal(Request(scope))
         await (refusal or self.app)(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _refusal(self, request: Request) -> Response | None:
         """Return what to answer instead; None: the request may pass."""
-        headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("read-only: GET and HEAD alone", 405, {"Allow": "GET, HEAD"})
         if self.token is None:
-            # a page of somebody else that made its name point here (DNS rebinding) says that name
-            if host_name(headers.get("host", "")) not in _LOOPBACK:
+            # a foreign page that made its name point here (DNS rebinding) says that name
+            host = _HOST.fullmatch(request.headers.get("host", ""))
+            if host is None or (host["six"] or host["name"]).lower() not in _LOOPBACK:
                 return PlainTextResponse("unknown host: open the address that mapa dashboard printed", 421)
             return None
-        given = _query_token(scope["query_string"])
-        if given is not None and scope["path"] == "/" and self._is_token(given):
+        if request.scope["path"] == "/" and self._is_token(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)  # out of the address bar, and of the history
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
             return answer
-        if self._is_token(_sent_token(headers)):
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        sent = bearer.strip() if kind.lower() == "bearer" else request.cookies.get(COOKIE, "")
+        if self._is_token(sent):
             return None
         return PlainTextResponse(
             "token needed: open the address that mapa dashboard printed, or send Authorization: Bearer TOKEN",
@@ -116,28 +117,6 @@ class Guard:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
-def host_name(host: str) -> str:
-    """Return the name of a Host header without its port; "" where it is none, whatever stands before or behind it."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found["six"] or found["name"]).lower()
-
-
-def _query_token(query: bytes) -> str | None:
-    found = parse_qs(query.decode("latin-1")).get("token")
-    return found[0] if found else None
-
-
-def _sent_token(headers: Mapping[str, str]) -> str:
-    kind, _, given = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return given.strip()
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if cookie is None else cookie.value
-
-
 def make_app(runs: Path, token: str | None = None, following: Following | None = None) -> ASGIApp:
     """Return the application over a folder of runs; without a token it answers to loopback's names alone."""
     pages = _Pages(RunsFolder(runs), following or Following())
@@ -148,7 +127,7 @@ def make_app(runs: Path, token: str | None = None, following: Following | None =
         await pages.following.close()
 
     routes = [
-        Route("/", pages.index),
+        Route("/", pages.static),
         Route("/static/{name:path}", pages.static),
         Route("/api/runs", pages.runs),
         Route("/api/runs/{run}", pages.run),
@@ -159,18 +138,19 @@ def make_app(runs: Path, token: str | None = None, following: Following | None =
     return Guard(Starlette(routes=routes, lifespan=lifespan), token)
 
 
+@dataclass(frozen=True, slots=True)
 class _Pages:
-    def __init__(self, folder: RunsFolder, following: Following) -> None:
-        self._folder, self.following = folder, following
-
-    async def index(self, _: Request) -> Response:
-        return _file("index.html")
+    folder: RunsFolder
+    following: Following
 
     async def static(self, request: Request) -> Response:
-        return _file(request.path_params["name"])
+        name = request.path_params.get("name", "index.html")
+        if name not in FILES:
+            raise HTTPException(404)
+        return FileResponse(STATIC / name, headers={"Content-Type": FILES[name], "Cache-Control": "no-cache"})
 
     async def runs(self, _: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self._folder.lines))
+        return JSONResponse(await run_in_threadpool(self.folder.lines))
 
     async def run(self, request: Request) -> Response:
         async with self._whole(request.path_params["run"]) as run:
@@ -193,7 +173,7 @@ class _Pages:
 
         async def told() -> AsyncIterator[str]:
             async with self.following.watching(path) as run:
-                async for message in messages(run):
+                async for message in run.messages():
                     yield message
 
         return StreamingResponse(told(), media_type="text/event-stream")
@@ -219,13 +199,7 @@ class _Pages:
             yield run
 
     async def _path(self, name: str) -> Path:
-        path = await run_in_threadpool(self._folder.find, name)
+        path = await run_in_threadpool(self.folder.find, name)
         if path is None:
             raise HTTPException(404, "no such run")
         return path
-
-
-def _file(name: str) -> Response:
-    if name not in FILES:
-        raise HTTPException(404)
-    return FileResponse(STATIC / name, headers={"Content-Type": FILES[name], "Cache-Control": "no-cache"})

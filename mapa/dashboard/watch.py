@@ -1,9 +1,13 @@
-"""One run as its page shows it: read on as it grows, counted once, and encoded once for all viewers."""
+"""Runs as their pages show them: read on as they grow, counted and encoded once, told to all viewers of the stream."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,31 +19,29 @@ from mapa.dashboard import sections
 from mapa.dashboard.folder import page_state
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
-from mapa.dashboard.spending import SpentOnPage
+from mapa.dashboard.spending import Question, SpentOnPage
 
 _LISTED = 50  # events in one answer
+PERIOD = 0.4  # seconds between two looks, and at least between two messages to a viewer
+KEEP_ALIVE = 15.0  # seconds of silence after which a comment tells that the stream still is one
+KEPT = 8  # runs without a viewer that are kept, for one who comes back
+MOST_VIEWERS = 64
 
 
-@dataclass(slots=True)
 class Watch:
-    """A run that somebody looks at. Its methods are called by one thread at a time."""
+    """A run that is looked at. Its methods are called by one thread at a time."""
 
-    path: Path
-    gathered: PageTally = field(default_factory=PageTally)
-    version: int = 0  # goes up when a section has changed
-    encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
-    _spent: SpentOnPage = field(default_factory=SpentOnPage)
-    _failed: list[str] = field(default_factory=list)  # sections that the records broke, and how
-    _tail: EventTail = field(init=False)
-    _manifest: JsonFile = field(init=False)
-    _summary: JsonFile = field(init=False)
-    _audit: JsonFile = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tail = EventTail(self.path / "events.jsonl")
-        self._manifest, self._summary, self._audit = (
-            JsonFile(self.path / f"{name}.json") for name in ("manifest", "summary", "audit")
-        )
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.gathered = PageTally()
+        self.version = 0  # goes up when a section has changed
+        self.encoded: dict[str, tuple[int, str]] = {}  # by section: version and JSON
+        self._spent = SpentOnPage()
+        self._failed: list[str] = []  # sections that the records broke, and how
+        self._tail = EventTail(path / "events.jsonl")
+        self._manifest = JsonFile(path / "manifest.json")
+        self._summary = JsonFile(path / "summary.json")
+        self._audit = JsonFile(path / "audit.json")
 
     @property
     def behind(self) -> bool:
@@ -90,7 +92,7 @@ class Watch:
                 self.encoded[name] = (self.version, text)
 
     def _made(self, name: str, make: Callable[[Page], dict[str, Any]], page: Page) -> str:
-        """Return a section as JSON; an empty one where records of somebody else break it: the others are shown."""
+        """Return a section as JSON; an empty one where untrusted records break it: the others are shown."""
         try:
             return _encoded(make(page))
         except Exception as error:
@@ -107,12 +109,12 @@ class Watch:
         new = [f'"{name}":{text}' for name, (at, text) in self.encoded.items() if at > version]
         return f'{{"version":{self.version},{",".join(new)}}}' if new else ""
 
-    def unaccounted(self) -> Iterator[tuple[ReleaseKind, int]]:
-        """Yield kinds and numbers of releases whose ε is not computed yet, the most needed first."""
+    def unaccounted(self) -> Iterator[Question]:
+        """Yield what of ε is not computed yet, the most needed first."""
         return self._spent.unaccounted(self._page)
 
-    def account(self, kind: ReleaseKind, releases: int) -> None:
-        """Compute one ε; parts of a second."""
+    def account(self, kind: ReleaseKind, releases: int | None) -> None:
+        """Answer one of these; parts of a second."""
         self._spent.account(self._page, kind, releases)
 
     def listed(self, *, event: str = "", edge: str = "", text: str = "", before: int = 0) -> dict[str, Any]:
@@ -132,3 +134,122 @@ class Watch:
 
 def _encoded(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+# -- for all viewers ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """A run, and the tasks that read it while a viewer is there."""
+
+    watch: Watch
+    viewers: int = 0
+    ended: bool = False  # the server stops: no message follows
+    ready: asyncio.Event = field(default_factory=asyncio.Event)  # its sections are there
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one task at a time has the watch
+    held: threading.Lock = field(default_factory=threading.Lock)  # and one thread
+
+    async def look(self) -> None:
+        """Read what is new, to the end of what was there."""
+        before = self.watch.version
+        async with self.lock:
+            await asyncio.to_thread(self._look)
+        self.ready.set()
+        if self.watch.version != before:
+            async with self.changed:
+                self.changed.notify_all()
+
+    def _look(self) -> None:
+        with self.held:  # a thread of a viewer that has left may still be at it
+            self.watch.read()
+            self.watch.refresh()
+
+    async def follow(self) -> None:
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(0 if self.watch.behind else PERIOD)
+        finally:
+            self.ready.set()  # a viewer that waits learns from this task what failed
+
+    async def account(self) -> None:
+        """Compute what ε is missing, one at a time, beside the reading."""
+        await self.ready.wait()
+        while True:
+            async with self.lock:
+                missing = None if self.watch.behind else next(self.watch.unaccounted(), None)
+            if missing is None:  # or what is on record is still being read: that comes first
+                await asyncio.sleep(5 * PERIOD)
+            else:
+                await asyncio.to_thread(self.watch.account, *missing)
+
+    async def close(self) -> None:
+        ended, self.tasks = self.tasks, []
+        for task in ended:
+            task.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+
+    async def messages(self) -> AsyncIterator[str]:
+        """Yield the sections, then those that change, as server-sent events."""
+        seen = -1
+        while not self.ended:
+            for task in self.tasks:
+                if task.done():
+                    task.result()  # its error ends the stream, and the page asks again
+            async with self.lock:
+                text, version = self.watch.changed_since(seen), self.watch.version
+            if text:
+                seen = version
+                yield f"data: {text}\n\n"
+                await asyncio.sleep(PERIOD)
+                continue
+            try:
+                async with asyncio.timeout(KEEP_ALIVE), self.changed:
+                    if self.watch.version == version and not self.ended:  # since the lock was released
+                        await self.changed.wait()
+            except TimeoutError:
+                yield ": still here\n\n"
+
+
+@dataclass(slots=True)
+class Following:
+    """All runs that are watched, or were a moment ago."""
+
+    runs: OrderedDict[Path, Followed] = field(default_factory=OrderedDict)
+
+    @property
+    def viewers(self) -> int:
+        return sum(run.viewers for run in self.runs.values())
+
+    @contextlib.asynccontextmanager
+    async def watching(self, path: Path) -> AsyncIterator[Followed]:
+        """Follow a run as long as the context is open; its sections are there when it opens."""
+        run = self.runs.setdefault(path, Followed(Watch(path)))
+        self.runs.move_to_end(path)
+        run.viewers += 1
+        if run.viewers == 1:
+            run.tasks = [asyncio.create_task(run.follow()), asyncio.create_task(run.account())]
+        try:
+            await run.ready.wait()
+            yield run
+        finally:
+            run.viewers -= 1
+            if not run.viewers:
+                await run.close()
+                idle = [path for path, one in self.runs.items() if not one.viewers]
+                for path in idle[: max(0, len(idle) - KEPT)]:
+                    del self.runs[path]
+
+    async def end(self) -> None:
+        """Let every stream come to its end: none does by itself, and a server that stops waits for them."""
+        for run in list(self.runs.values()):
+            run.ended = True
+            async with run.changed:
+                run.changed.notify_all()
+
+    async def close(self) -> None:
+        for run in self.runs.values():
+            await run.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.records.reader import read_events
-from mapa.export.tables import Curves, Point, epsilons, parameters_of, started
+from mapa.export.tables import CurvePoint, Curves, parameters_of, started
 from mapa.run_result import Run
 from mapa.runs import statement_of
 
@@ -66,13 +66,10 @@ def write_run(run: Run, folder: Path) -> int:
     return count
 
 
-def _points(run: Run) -> Iterator[Point]:
+def _points(run: Run) -> Iterator[CurvePoint]:
     curves = Curves()
     yield from curves.take(read_events(run.path))
-    if not curves.taken:
-        yield from curves.evaluations(run.summary)
-        curves.t = int(run.summary.get("updates", 0))
-    yield from epsilons(run.summary, curves.t, curves.seconds)
+    yield from curves.at_end(run.summary)
 
 
 def _runs(client: MlflowClient, experiment: str) -> Iterator[Any]:

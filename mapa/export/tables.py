@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ import numpy as np
 
 from common.errors import ConfigurationError
 from common.metrics import RESERVED
-from common.records.events import check_record
 from common.records.regular import count, number, rows, table
-from common.records.tally import UpdateTimes
+from common.records.tally import UpdateTimes, check_record
 from mapa.output import printable
 from mapa.run_result import TABLES, Columns, Run
 from mapa.runs import statement_of
@@ -32,7 +32,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """One value of a curve."""
 
     curve: str  # group/name, both safe in any path
@@ -70,33 +70,16 @@ def started(manifest: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def epsilons(summary: Mapping[str, Any], t: int, seconds: float | None) -> Iterator[Point]:
-    """Yield each edge's ε by the statement, at the run's last update; none for an edge without a finite one."""
-    for row in rows(table(summary, "privacy"), "edges"):
-        if count(row.get("edge")) is not None and (value := number(row.get("epsilon"))) is not None:
-            yield Point(f"privacy/epsilon_edge_{row['edge']}", t, seconds, value)
+class SafeNames(dict[str, str]):
+    """Names of one run by what is safe everywhere, each its own; made when it is first asked for."""
 
-
-@dataclass(slots=True)
-class SafeNames:
-    """Names of one run that are safe everywhere, each its own."""
-
-    _made: dict[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._made
-
-    def of(self, name: str) -> str:
-        if name not in self._made:
-            made, number = safe_name(name), 1
-            while made in self._made.values():
-                number += 1
-                made = f"{safe_name(name)[:56]}_{number}"
-            self._made[name] = made
-        return self._made[name]
+    def __missing__(self, name: str) -> str:
+        made, number = safe_name(name), 1
+        while made in self.values():
+            number += 1
+            made = f"{safe_name(name)[:56]}_{number}"
+        self[name] = made
+        return made
 
 
 @dataclass(slots=True)
@@ -111,7 +94,7 @@ class Curves:
     _times: UpdateTimes = field(default_factory=UpdateTimes)
     _names: SafeNames = field(default_factory=SafeNames)  # of metrics
 
-    def take(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+    def take(self, records: Iterable[Mapping[str, Any]]) -> Iterator[CurvePoint]:
         for record in records:
             self.taken += 1
             try:
@@ -122,49 +105,55 @@ class Curves:
             match record["event"]:
                 case "gradient_applied":
                     self.t, self.seconds = record["t"], self._times.applied(record["t"], record.get("time"))
-                    yield Point("updates/staleness", self.t, self.seconds, float(record["staleness"]))
+                    yield CurvePoint("updates/staleness", self.t, self.seconds, float(record["staleness"]))
                 case "stage_opened":
                     for key, name in _STAGE.items():
                         if (value := number(record.get(key))) is not None:
-                            yield Point(f"stage/{name}", record["t"], self.seconds, value)
+                            yield CurvePoint(f"stage/{name}", record["t"], self.seconds, value)
                 case "evaluated":
                     seconds = self._times.evaluated(record["t"], record.get("time"))
                     yield from self._evaluated(record, record["t"], seconds)
                 case "halted" | "resumed" as event:
                     self.halted = event == "halted"
 
-    def evaluations(self, summary: Mapping[str, Any]) -> Iterator[Point]:
-        """Yield the evaluations of a summary, for a run without events."""
-        for row in rows(summary, "evaluations"):
+    def at_end(self, summary: Mapping[str, Any]) -> Iterator[CurvePoint]:
+        """Yield each edge's ε by the statement, where it is finite; before them, without events, the evaluations."""
+        for row in rows(summary, "evaluations") if not self.taken else ():
             if (t := count(row.get("updates"))) is not None:
                 yield from self._evaluated(row, t, None)
+        self.t = self.t or count(summary.get("updates")) or 0
+        for row in rows(table(summary, "privacy"), "edges"):
+            if count(row.get("edge")) is not None and (value := number(row.get("epsilon"))) is not None:
+                yield CurvePoint(f"privacy/epsilon_edge_{row['edge']}", self.t, self.seconds, value)
 
-    def _evaluated(self, row: Mapping[str, Any], t: int, seconds: float | None) -> Iterator[Point]:
+    def _evaluated(self, row: Mapping[str, Any], t: int, seconds: float | None) -> Iterator[CurvePoint]:
         for key, given in row.items():
             if key in RESERVED or (value := number(given)) is None:
                 continue
             if key not in self._names and len(self._names) >= MOST_METRICS:
                 self.unreadable += 1
             else:
-                yield Point(f"metrics/{self._names.of(key)}", t, seconds, value)
+                yield CurvePoint(f"metrics/{self._names[key]}", t, seconds, value)
 
 
 def write_csv(run: Run, folder: Path) -> None:
     """Write each table, the scenario's values and the statement. A number reads back as the very same one."""
     for name in TABLES:
         columns = safe_columns(getattr(run, name))
-        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as stream:
-            rows = csv.writer(stream)
-            rows.writerow(columns)
-            for part in _parts(columns):
-                cells = (map(_cell, column.tolist()) for column in part.values())
-                rows.writerows(zip(*cells, strict=True))
-    with (folder / "scenario.csv").open("w", encoding="utf-8", newline="") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(("key", "value"))
-        rows.writerows((key, _cell(value)) for key, value in parameters_of(run.scenario).items())
+        lists = ((map(_cell, column.tolist()) for column in part.values()) for part in _parts(columns))
+        _write_rows(
+            folder / f"{name}.csv", columns, chain.from_iterable(zip(*part, strict=True) for part in lists)
+        )
+    values = ((key, _cell(value)) for key, value in parameters_of(run.scenario).items())
+    _write_rows(folder / "scenario.csv", ("key", "value"), values)
     words = statement_of(run.summary) or ["no statement was written"]
     (folder / "statement.txt").write_text("\n".join(map(printable, words)) + "\n", encoding="utf-8")
+
+
+def _write_rows(file: Path, names: Iterable[str], cells: Iterable[Iterable[Any]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerow(names)
+        csv.writer(stream).writerows(cells)
 
 
 def write_parquet(run: Run, folder: Path) -> None:
@@ -199,11 +188,10 @@ WRITERS: Mapping[str, Callable[[Run, Path], None]] = {"csv": write_csv, "parquet
 def safe_columns(columns: Columns) -> dict[str, np.ndarray[Any, Any]]:
     """Return a table whose columns have names that are safe everywhere, each its own."""
     names = SafeNames()
-    return {names.of(name): column for name, column in columns.items()}
+    return {names[name]: column for name, column in columns.items()}
 
 
 def _parts(columns: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """Yield some rows of a table after the other."""
     for at in range(0, max(map(len, columns.values()), default=0), _ROWS):
         yield {name: column[at : at + _ROWS] for name, column in columns.items()}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from common.errors import ConfigurationError
 from common.records.reader import EventTail, JsonFile, read_manifest
-from mapa.export.tables import Curves, Parameter, Point, epsilons, parameters_of, started
+from mapa.export.tables import CurvePoint, Curves, Parameter, parameters_of, started
 from mapa.runs import statement_of
 
 try:
@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 
-class EventFiles:
+class EventFiles(AbstractContextManager["EventFiles"]):
     """One run of TensorBoard: a folder with an event file. Values are float32, as its scalars are."""
 
     def __init__(self, folder: Path, began: float) -> None:
@@ -34,15 +34,10 @@ class EventFiles:
         self._writer = EventFileWriter(str(folder))
         self.points = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()
 
-    def add(self, points: Iterable[Point]) -> None:
+    def add(self, points: Iterable[CurvePoint]) -> None:
         for point in points:
             value = Summary.Value(tag=point.curve, simple_value=point.value)
             self._add(Summary(value=[value]), point.t, point.seconds)
@@ -79,11 +74,7 @@ SUMMARY = 600.0  # seconds after the halt for the statement: the accountant may 
 
 
 def write_events(
-    run: Path,
-    folder: Path,
-    *,
-    follow: bool,
-    wait: Callable[[float], None] = time.sleep,
+    run: Path, folder: Path, *, follow: bool, wait: Callable[[float], None] = time.sleep
 ) -> tuple[int, bool]:
     """Write what there is, or go on until the run's end; return how many points, and whether with a statement."""
     manifest = read_manifest(run)
@@ -102,14 +93,6 @@ def write_events(
             files.flush()
             wait(EVERY)
             waited = waited + EVERY if over else 0.0
-        _finish(files, curves, summary.look(), without_events=tail.offset == 0)
+        files.add(curves.at_end(summary.look()))
+        files.statement(statement_of(summary.value) or ["no statement was written"])
         return files.points, "privacy" in summary.value
-
-
-def _finish(files: EventFiles, curves: Curves, summary: dict[str, Any], *, without_events: bool) -> None:
-    if without_events:
-        files.add(curves.evaluations(summary))
-    if not curves.t and type(summary.get("updates")) is int:
-        curves.t = summary["updates"]
-    files.add(epsilons(summary, curves.t, curves.seconds))
-    files.statement(statement_of(summary) or ["no statement was written"])

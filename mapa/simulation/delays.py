@@ -8,15 +8,13 @@ from __future__ import annotations
 import csv
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from common.devices import Attendance, DeviceProfile
-from common.errors import ConfigurationError, LocalProtocolError
+from common.errors import ConfigurationError
 from common.messages import GradientArrived, Hello, Leave
 from common.randomness import CounterStreams, Purpose
 from common.scenario.tables import DelaysTable
@@ -24,46 +22,16 @@ from common.scenario.tables import DelaysTable
 Trip = tuple[float, float, float]  # downlink, compute, uplink in seconds
 Trips = Callable[[int, int], Trip]  # of edge k's n-th gradient
 Arrival = GradientArrived | Leave | Hello
-_IN_VAIN = 10_000  # absences one after the other without a gradient between them
+_MOST_ABSENCES = 10_000  # one after the other without a gradient between them
 
 
-class Arrivals(Protocol):
-    """What is on its way to the cloud."""
-
-    def away(self, edge: int, now: float, sequence: int) -> float | None:
-        """Return when edge k is back, where a model that is sent at `now` would find it away; None: it is there."""
-
-    def come(self, due: float, news: Leave | Hello) -> None:
-        """Let an edge's own news arrive."""
-
-    def send(self, edge: int, now: float, arrived: GradientArrived) -> None:
-        """Edge k was sent a model at `now`; this is what comes back."""
-
-    def next(self) -> tuple[float | None, Arrival] | None:
-        """Return the arrival time (None: time means nothing) and what comes next."""
-
-
-class CyclicArrivals:
+def at_once(edge: int, n: int) -> Trip:  # noqa: ARG001
     """The cyclic delayed method: edges take turns, so K edges give a staleness of K − 1."""
-
-    def __init__(self) -> None:
-        self._turns: deque[GradientArrived] = deque()
-
-    def away(self, edge: int, now: float, sequence: int) -> float | None:  # noqa: ARG002 - nobody ever is
-        return None
-
-    def come(self, due: float, news: Leave | Hello) -> None:
-        raise LocalProtocolError(f"{news} at {due}: cyclic arrivals have no time")
-
-    def send(self, edge: int, now: float, arrived: GradientArrived) -> None:  # noqa: ARG002 - order is all
-        self._turns.append(arrived)
-
-    def next(self) -> tuple[float | None, Arrival] | None:
-        return (None, self._turns.popleft()) if self._turns else None
+    return 0.0, 0.0, 0.0
 
 
-class TimedArrivals:
-    """Arrivals in order of virtual time; equal times keep the order in which they were sent.
+class Arrivals:
+    """What is on its way to the cloud, in order of virtual time; equal times keep the order of sending.
 
     As on the testbed an edge leaves between two gradients: one that it began in its time it finishes. A model that
     comes when it is away is made nothing of: it has left, says hello when it is back, and is sent a newer one.
@@ -74,9 +42,10 @@ class TimedArrivals:
         self._attendances = attendances or {}
         self._heap: list[tuple[float, int, Arrival]] = []
         self._sent = 0
-        self._in_vain = 0
+        self._absences = 0
 
     def away(self, edge: int, now: float, sequence: int) -> float | None:
+        """Return when edge k is back, where a model that is sent at `now` would find it away; None: it is there."""
         attendance = self._attendances.get(edge)
         if attendance is None:
             return None
@@ -84,30 +53,30 @@ class TimedArrivals:
         here, until = attendance.at(now + down)
         if here:
             return None
-        self._in_vain += 1
-        if self._in_vain > _IN_VAIN:
+        self._absences += 1
+        if self._absences > _MOST_ABSENCES:
             raise ConfigurationError(
                 "devices.availability: no edge is there for long enough to be sent a model; its times must be longer"
                 f" than the way there and back, {up + down:g} s here"
             )
         return until + up
 
-    def come(self, due: float, news: Leave | Hello) -> None:
-        self._push(due, news)
-
-    def send(self, edge: int, now: float, arrived: GradientArrived) -> None:
-        self._in_vain = 0
-        self._push(now + sum(self._trip(edge, arrived.sequence)), arrived)
-
-    def _push(self, due: float, arrival: Arrival) -> None:
+    def come(self, due: float, arrival: Arrival) -> None:
+        """Let it arrive at that time."""
         self._sent += 1
         heapq.heappush(self._heap, (due, self._sent, arrival))
 
-    def next(self) -> tuple[float | None, Arrival] | None:
+    def send(self, edge: int, now: float, arrived: GradientArrived) -> None:
+        """Edge k was sent a model at `now`; this is what comes back."""
+        self._absences = 0
+        self.come(now + sum(self._trip(edge, arrived.sequence)), arrived)
+
+    def next(self) -> tuple[float, Arrival] | None:
+        """Return the arrival time and what comes next."""
         if not self._heap:
             return None
-        due, _, arrived = heapq.heappop(self._heap)
-        return due, arrived
+        due, _, arrival = heapq.heappop(self._heap)
+        return due, arrival
 
 
 def arrivals_for(
@@ -120,19 +89,21 @@ def arrivals_for(
                 "delays.kind = 'cyclic': has no time that devices could take; simulate them with delays.kind ="
                 " 'constant', 'uniform', 'exponential', 'lognormal' or 'recorded'"
             )
-        return CyclicArrivals()
+        return Arrivals(at_once)
+    spans = ((k, device.availability) for k, device in enumerate(devices))
+    attendances = {k: Attendance(span, streams, k) for k, span in spans if span is not None}
+    return Arrivals(trips_for(table, streams, steps, devices), attendances)
+
+
+def trips_for(
+    table: DelaysTable, streams: CounterStreams, steps: int = 1, devices: Sequence[DeviceProfile] = ()
+) -> Trips:
+    """Return how long an edge's n-th trip takes; computing takes as long as its device does, where it has one."""
     if table.kind == "recorded":
         assert table.file is not None
         trips = recorded_trips(Path(table.file))
     else:
         trips = drawn_trips(table, streams, steps)
-    return TimedArrivals(on_devices(trips, devices, streams, steps), attendances(devices, streams))
-
-
-def on_devices(
-    trips: Trips, devices: Sequence[DeviceProfile], streams: CounterStreams, steps: int = 1
-) -> Trips:
-    """Return trips whose gradients take as long as the edges' devices do: what they take at slowdown 1, times that."""
     if not devices:
         return trips
 
@@ -146,38 +117,31 @@ def on_devices(
     return trip
 
 
-def attendances(devices: Sequence[DeviceProfile], streams: CounterStreams) -> dict[int, Attendance]:
-    """Return when edges are there, those that are not always; counted from virtual time 0."""
-    spans = ((k, device.availability) for k, device in enumerate(devices))
-    return {k: Attendance(span, streams, k) for k, span in spans if span is not None}
-
-
 def drawn_trips(table: DelaysTable, streams: CounterStreams, steps: int = 1) -> Trips:
     """Return the law of an edge's n-th trip; every kind has the configured mean, of a gradient for each local step."""
-    factor = _factor(table)
 
     def trip(edge: int, n: int) -> Trip:
         speed = table.speeds[edge % len(table.speeds)]
-        down = table.network * factor(streams.at(edge, Purpose.DOWNLINK_TIME, n))
-        compute = steps * table.compute / speed * factor(streams.at(edge, Purpose.COMPUTE_TIME, n))
-        up = table.network * factor(streams.at(edge, Purpose.UPLINK_TIME, n))
+        down = table.network * _factor(table, streams.at(edge, Purpose.DOWNLINK_TIME, n))
+        compute = steps * table.compute / speed * _factor(table, streams.at(edge, Purpose.COMPUTE_TIME, n))
+        up = table.network * _factor(table, streams.at(edge, Purpose.UPLINK_TIME, n))
         return down, compute, up
 
     return trip
 
 
-def _factor(table: DelaysTable) -> Callable[[np.random.Generator], float]:
-    """Return a draw of mean 1 in the table's kind."""
+def _factor(table: DelaysTable, rng: np.random.Generator) -> float:
+    """Draw a factor of mean 1 in the table's kind."""
     spread = table.spread
     match table.kind:
         case "uniform":
-            return lambda rng: float(rng.uniform(1 - spread, 1 + spread))
+            return float(rng.uniform(1 - spread, 1 + spread))
         case "exponential":
-            return lambda rng: float(rng.standard_exponential())
+            return float(rng.standard_exponential())
         case "lognormal":
-            return lambda rng: math.exp(spread * float(rng.standard_normal()) - spread**2 / 2)
+            return math.exp(spread * float(rng.standard_normal()) - spread**2 / 2)
         case _:
-            return lambda rng: 1.0  # noqa: ARG005
+            return 1.0
 
 
 def recorded_trips(path: Path) -> Trips:

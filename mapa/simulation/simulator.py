@@ -1,4 +1,4 @@
-"""CloudServer and K EdgeWorkers with simulated delays and no network, one event at a time."""
+"""A scenario as a simulation has it, and its event-driven engine: CloudServer and K EdgeWorkers without a network."""
 
 from __future__ import annotations
 
@@ -6,43 +6,109 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from cloud.assembly import algorithm_for, begun, check_own_edges, server_for
+from cloud.assembly import begun, check_own_edges, server_for
+from cloud.evaluation import Evaluator
 from cloud.recovery_log import History
 from cloud.snapshot import server_state
+from common import messages
+from common.datasets.catalogue import load_dataset
+from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
-from common.messages import (
-    AWAY,
-    EdgeGone,
-    EdgeJoined,
-    Effect,
-    EvaluationDue,
-    Event,
-    GradientApplied,
-    GradientArrived,
-    GradientRefused,
-    Halt,
-    Hello,
-    Leave,
-    Refuse,
-    SendModel,
-    StageOpened,
-    Welcome,
-)
-from common.quantities import Vector
-from common.records.events import Journal
-from common.records.recorder import Recorder
+from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
+from common.models.features import features_of
+from common.models.model import Features, Targets
+from common.quantities import EdgeId, Vector
+from common.randomness import CounterStreams, streams_for
+from common.records.recorder import Journal, Recorder
 from common.records.tally import Tally
-from common.wire.codec import encode_gradient, encode_hello
-from edge.worker import EdgeWorker
+from common.scenario.scenario import Scenario
+from common.wire.codec import encode, encode_gradient
+from edge.worker import EdgeWorker, Shard, worker_for
+from mapa.budget import Say, release_caps
+from mapa.run_parts import OwnFiles, RunParts, assemble
 from mapa.simulation.delays import arrivals_for
-from mapa.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class World(RunParts):
+    """Everything of a run that does not change while it runs."""
+
+    features: Features  # of the whole training set, in the model's own form
+    targets: Targets
+    evaluator: Evaluator | None  # None: no test data
+    streams: CounterStreams
+    caps: list[int | None]  # gradients that edge k's budget permits; None: no budget
+
+    @classmethod
+    def of(
+        cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None, *, say: Say | None = None
+    ) -> World:
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say))
+
+    @classmethod
+    def on(cls, scenario: Scenario, dataset: Dataset) -> World:
+        return cls._of(assemble(scenario, lambda _: dataset))
+
+    @classmethod
+    def _of(cls, parts: RunParts) -> World:
+        train, model = parts.dataset.train, parts.model
+        return cls(
+            parts.scenario,
+            parts.dataset,
+            model,
+            parts.rows,
+            features=features_of(model, train, parts.cache),
+            targets=model.targets(train.labels),
+            evaluator=parts.new_evaluator(),
+            streams=streams_for(parts.scenario.seed),
+            caps=release_caps(parts.scenario, parts.shard_sizes),
+        )
+
+    def workers(self) -> list[EdgeWorker]:
+        """Return the K edges at their beginning."""
+        scenario = self.scenario
+        return [
+            worker_for(
+                scenario,
+                self.model,
+                scenario.law(k),
+                edge_id=EdgeId(f"edge-{k}"),
+                index=k,
+                shard=Shard(self.features, self.targets, self.rows[k]),
+                streams=self.streams,
+            )
+            for k in range(scenario.workers)
+        ]
+
+    def evaluate(
+        self, records: Recorder, x: Vector, updates: int, stage: int, now: float | None = None
+    ) -> None:
+        if self.evaluator is not None:
+            records.evaluated(self.evaluator.evaluate(x, updates, stage), now)
+
+    def ended(
+        self,
+        records: Recorder,
+        x: Vector,
+        updates: int,
+        stage: int,
+        reason: str,
+        releases: list[int],
+        now: float | None = None,
+    ) -> Outcome:
+        """Evaluate the last model unless that is done, record the end, and return what came out."""
+        if not records.is_evaluated(updates):
+            self.evaluate(records, x, updates, stage, now)
+        records.halted(updates, reason)
+        return Outcome(records.tally, x, releases, reason, now, records.seconds)
+
 
 Progress = Callable[[Tally], None]  # called with every gradient or stretch of them: it minds the clock itself
 
@@ -56,6 +122,7 @@ class Outcome:
     releases: list[int]  # gradients made by edge k, those in flight at the halt included
     reason: str  # of the halt
     virtual_seconds: float | None = None
+    seconds: list[float] = field(default_factory=list)  # of each evaluation, where there is a time
 
 
 def simulate(
@@ -76,11 +143,10 @@ def simulate(
         run.begin(progress)
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
-            if when is not None:
-                if when > limit:
-                    run.stop("time-limit")
-                    break
-                run.now = when
+            if when > limit:
+                run.stop("time-limit")
+                break
+            run.now = when
             run.receive(arrived)
             if progress is not None:
                 progress(run.records.tally)
@@ -97,7 +163,7 @@ class _Request:
 
     def __call__(self, *_: object) -> None:
         if self.made:
-            raise KeyboardInterrupt  # twice: whoever asks does not want to wait
+            raise KeyboardInterrupt  # twice: do not wait
         self.made = True
 
 
@@ -143,8 +209,8 @@ def check_world(world: World) -> None:
 
 
 def refuse_loudly(effect: Effect) -> None:
-    """In a simulation nobody can mend a refused hello but the scenario's author."""
-    if isinstance(effect, Refuse):
+    """Raise ConfigurationError for a refused hello: in a simulation only the scenario can be wrong."""
+    if isinstance(effect, messages.Refuse):
         raise ConfigurationError(f"{effect.edge_id} is refused ({effect.reason}): {effect.detail}")
 
 
@@ -167,27 +233,20 @@ class _Simulation:
         self.stays = [f"{0:016x}"] * len(self.workers)  # the nonce of each edge's present stay
         self.returns = 0
         self.now = 0.0
-        self.halt: Halt | None = None
+        self.halt: messages.Halt | None = None
 
     @property
     def clock(self) -> float | None:
         return self.now if self.timed else None
 
-    @contextmanager
-    def history(self, logged: Path | None) -> Iterator[None]:
+    def history(self, logged: Path | None) -> AbstractContextManager[object]:
         """Write the log, and x₁ as the first checkpoint, while the run lasts."""
         if logged is None:
-            yield
-            return
-        server, made = self.server, type(algorithm_for(self.world.scenario))
-        log = History(logged, incarnation=server.incarnation, dimension=server.model.size, keep=True)
-        log.state = lambda: {"server": server_state(server, made)}
-        log.begin()
-        self.log = log
-        try:
-            yield
-        finally:
-            log.close()
+            return nullcontext()
+        server, made = self.server, self.world.scenario.described.made
+        self.log = History(logged, incarnation=server.incarnation, dimension=server.model.size, keep=True)
+        self.log.begin(lambda: {"server": server_state(server, made)})
+        return closing(self.log)
 
     def begin(self, progress: Progress | None) -> None:
         for worker in self.workers:
@@ -200,10 +259,10 @@ class _Simulation:
         judged = self.server.judge(event)
         if self.log is not None:
             payload = b""
-            if isinstance(event, GradientArrived):
+            if isinstance(event, messages.GradientArrived):
                 payload = encode_gradient(event)
             elif isinstance(event, Hello):
-                payload = encode_hello(event)
+                payload = encode(event)
             self.log.event(self.server, judged, payload, self.now)
         for effect in self.server.commit(judged):
             self.perform(effect)
@@ -212,16 +271,16 @@ class _Simulation:
         match effect:
             case SendModel():
                 self.serve(effect)
-            case GradientApplied() | StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
-                self.records.fact(effect, self.clock)
-            case EvaluationDue():
-                self.evaluate(effect.model, effect.updates, effect.stage)
-            case Halt():
+            case messages.EvaluationDue():
+                self.world.evaluate(self.records, effect.model, effect.updates, effect.stage, self.clock)
+            case messages.Halt():
                 self.halt = effect
-            case Refuse():
+            case messages.Refuse():
                 refuse_loudly(effect)
-            case Welcome():
+            case messages.Welcome():
                 pass
+            case _:
+                self.records.fact(effect, self.clock)
 
     def serve(self, sent: SendModel) -> None:
         """Let the edge make its next gradient, or leave where its budget is spent."""
@@ -249,20 +308,9 @@ class _Simulation:
         for effect in self.server.halt(reason):
             self.perform(effect)
 
-    def evaluate(self, x: Vector, updates: int, stage: int) -> None:
-        if self.world.evaluator is not None:
-            self.records.evaluated(self.world.evaluator.evaluate(x, updates, stage), self.clock)
-
     def outcome(self) -> Outcome:
-        server, records = self.server, self.records
-        if not records.is_evaluated(server.updates):
-            self.evaluate(server.result, server.updates, server.stage)
-        reason = self.halt.reason if self.halt is not None else "no-gradients"
-        records.halted(server.updates, reason)
-        return Outcome(
-            tally=records.tally,
-            x=server.result,
-            releases=[worker.sequence for worker in self.workers],
-            reason=reason,
-            virtual_seconds=self.clock,
+        server, reason = self.server, "no-gradients" if self.halt is None else self.halt.reason
+        releases = [worker.sequence for worker in self.workers]
+        return self.world.ended(
+            self.records, server.result, server.updates, server.stage, reason, releases, self.clock
         )

@@ -8,7 +8,7 @@ asynchronous run, so both do the same work.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,49 +18,34 @@ from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite
-from common.records.events import Journal
-from common.records.recorder import Recorder
-from common.records.tally import Evaluation
+from common.records.recorder import Journal, Recorder
 from common.scenario.scenario import Scenario
 from edge.worker import EdgeWorker
-from mapa.simulation.delays import drawn_trips, on_devices
-from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
-from mapa.simulation.world import World
-
-
-@dataclass(slots=True)
-class Rounds:
-    """What came out; `updates` of the tally and of an evaluation counts gradients."""
-
-    outcome: Outcome
-    seconds: list[float]  # of each evaluation
-    rounds: int
-
-    @property
-    def evaluations(self) -> list[Evaluation]:
-        return self.outcome.tally.evaluations
+from mapa.simulation.delays import trips_for
+from mapa.simulation.simulator import Outcome, Progress, World, interrupt_between_events, quiet_overflow
 
 
 def simulate_synchronously(
     world: World, journal: Journal | None = None, progress: Progress | None = None
-) -> Rounds:
-    """Run the scenario's T gradients in rounds of K."""
+) -> Outcome:
+    """Run the scenario's T gradients in rounds of K; updates of the tally and of evaluations count gradients."""
     check_synchronous(world)
     scenario, model = world.scenario, world.model
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
     schedule = _schedule(world, count)
-    trips = drawn_trips(scenario.delays, world.streams, scenario.work.releases())
-    trip = on_devices(trips, scenario.profiles, world.streams, scenario.work.releases())
+    trip = trips_for(scenario.delays, world.streams, scenario.work.releases(), scenario.profiles)
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
-    _joined(records, workers)
+    for worker in workers:
+        law = worker.mechanism.law
+        records.fact(edge_joined(worker.index, worker.edge_id, 1, law, returned=False), now)
     every = scenario.evaluate_every
     due = every or scenario.iterations
     r, reason, limit = 0, "finished", scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
         if every:
-            _evaluate(world, records, schedule.result(x), 0, schedule.stage, now)
+            world.evaluate(records, schedule.result(x), 0, schedule.stage, now)
         while r < rounds and is_finite(x) and not interrupted():
             r += 1
             total = np.zeros(model.dimension, np.float32)
@@ -77,7 +62,7 @@ def simulate_synchronously(
             _applied(records, workers, r, schedule, now)
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
-                _evaluate(world, records, following.result(x), r * count, schedule.stage, now)
+                world.evaluate(records, following.result(x), r * count, schedule.stage, now)
                 due += every or scenario.iterations
             schedule = following
             if progress is not None:
@@ -86,17 +71,8 @@ def simulate_synchronously(
             reason = "diverged"
         elif r < rounds and reason == "finished":
             reason = "interrupted"
-        if not records.is_evaluated(r * count):
-            _evaluate(world, records, schedule.result(x), r * count, schedule.stage, now)
-    records.halted(r * count, reason)
-    releases = [worker.sequence for worker in workers]
-    outcome = Outcome(records.tally, schedule.result(x), releases, reason, virtual_seconds=now)
-    return Rounds(outcome, records.seconds, r)
-
-
-def _evaluate(world: World, records: Recorder, x: Vector, updates: int, stage: int, now: float) -> None:
-    if world.evaluator is not None:
-        records.evaluated(world.evaluator.evaluate(x, updates, stage), now)
+        releases = [worker.sequence for worker in workers]
+        return world.ended(records, schedule.result(x), r * count, schedule.stage, reason, releases, now)
 
 
 def check_synchronous(world: World) -> None:
@@ -140,15 +116,9 @@ def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -
 
 def _schedule(world: World, count: int) -> Algorithm:
     scenario = world.scenario
-    own = scenario.problem
-    problem = replace(own, tau_max=0, sigma=own.sigma / math.sqrt(count), iterations=_rounds(world))
+    sigma = scenario.problem.sigma / math.sqrt(count)
+    problem = replace(scenario.problem, tau_max=0, sigma=sigma, iterations=_rounds(world))
     return begin(scenario, own_moment(scenario, world.model) / count, problem)
-
-
-def _joined(records: Recorder, workers: list[EdgeWorker]) -> None:
-    for worker in workers:
-        joined = edge_joined(worker.index, worker.edge_id, 1, worker.mechanism.law, returned=False)
-        records.fact(joined, 0.0)
 
 
 def _applied(records: Recorder, workers: list[EdgeWorker], r: int, schedule: Algorithm, now: float) -> None:

@@ -13,20 +13,199 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cloud.algorithm import StepSchedule
+from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
+from cloud.server import edge_joined, stage_opened
 from common.errors import ConfigurationError
 from common.mechanism.clipping import Clipping
 from common.mechanism.guarantee import CLIP_MARGIN, Norm
 from common.mechanism.sampler import Sampler
 from common.mechanism.work.single_step import SingleStep
+from common.messages import GradientApplied, StageOpened
 from common.models.gradients import L1, L2, Lengths, Total, lengths, powers, summed, unreliable
 from common.models.linear import LinearModel
-from common.quantities import Floats, Indices, Vector, is_finite
-from common.records.events import Journal
+from common.models.model import feature_length
+from common.noise.law import Noise, NoiseLaw
+from common.quantities import EdgeId, Floats, Indices, Vector, is_finite
+from common.randomness import Purpose
+from common.records.recorder import Journal, Recorder
 from common.scenario.scenario import Scenario
-from mapa.simulation.plan import check_plannable_scenario
-from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
-from mapa.simulation.vectorised_run import Matrix, VectorisedRun
-from mapa.simulation.world import World
+from mapa.simulation.simulator import Outcome, Progress, World, interrupt_between_events, quiet_overflow
+
+
+def read_version(t: int, workers: int) -> int:
+    """Return the model version that the gradient of update t was made on, K edges taking turns."""
+    return 1 if t <= workers else t - workers + 1
+
+
+NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
+
+
+class BlockStreams:
+    """One generator each for a run's batches, noise and noise norms, drawn in order and in bulk.
+
+    Faster than a stream per (seed, k, n), and reproducible from the seed, but tied to the cyclic order. Norms have
+    their own, or else the numbers would depend on how many rows a block has.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        word = np.random.SeedSequence().entropy if seed is None else seed
+        assert isinstance(word, int)
+        self.batches, self.noise, self.norms = (
+            np.random.Generator(np.random.SFC64([word, part])) for part in (1, 2, 3)
+        )
+
+
+def noise_block(
+    gradients: Noise,
+    laws: Sequence[NoiseLaw],
+    sensitivities: npt.NDArray[np.float64],
+    streams: BlockStreams,
+) -> None:
+    """Add a row of noise to each row of the gradients, in place and in float64, as edge/worker.py does."""
+    made = type(laws[0])
+    assert all(type(law) is made for law in laws)  # they are the run's own
+    eta = made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    if eta.dtype != np.float64:  # the steps of coarser noise would tell what it was added to
+        raise ConfigurationError(
+            f"privacy.noise = {made.name!r}: draw_block gives {eta.dtype}, must be float64"
+        )
+    gradients += eta
+
+
+Matrix = npt.NDArray[np.float32]
+
+
+class VectorisedRun:
+    """One run: a plan of its rates and stages, its draws, its records."""
+
+    def __init__(self, world: World, journal: Journal | None, blocks: bool) -> None:
+        scenario = world.scenario
+        self.world, self.workers, self.last = world, scenario.workers, scenario.iterations
+        self.laws = [scenario.law(k) for k in range(self.workers)]
+        self.records = Recorder(journal)
+        self.blocks = BlockStreams(scenario.seed) if blocks else None
+        self.sampler = scenario.sampler
+        clipping = scenario.privacy.clipped.fitted(feature_length(world.model) or 0.0)
+        self.clipping = clipping if scenario.private else None
+        self.places = _places(world.rows)
+        self.round: tuple[int, Indices | list[Indices]] | None = None  # n, and the batches of all edges in it
+        self.x = first_model(world.model, world.streams)  # x₁
+        self.rates = np.zeros(self.last + 1, np.float32)  # γ_t at index t
+        self.sensitivities = np.zeros(self.last + 2)  # ΔS sent with model version t
+        self.stages = np.ones(self.last + 2, np.int64)  # s of model version t
+        self.openings: dict[int, StageOpened] = {}  # by first update
+        self._plan()
+        for k, law in enumerate(self.laws):
+            self.records.fact(edge_joined(k, EdgeId(f"edge-{k}"), 1, law, returned=False))
+        self._open_stage(1)
+        if scenario.evaluate_every:
+            self.evaluate(self.x, 0)
+
+    def _plan(self) -> None:
+        """Let the algorithm begin as the server would, then walk it to T."""
+        check_own_edges(self.world.scenario, self.world.model)
+        schedule, stage = begun(self.world.scenario, self.world.model), None
+        for t in range(1, self.last + 1):
+            assert isinstance(schedule, StepSchedule)
+            if schedule.opened() is not stage:
+                stage, fact = schedule.opened(), stage_opened(schedule, t, reopened=False)
+                if fact is not None:
+                    self.openings[t] = fact
+            self.sensitivities[t], self.stages[t] = schedule.sensitivity, schedule.stage
+            self.rates[t] = schedule.learning_rate(t)
+            schedule = schedule.after(t, t - read_version(t, self.workers))
+
+    @property
+    def norm(self) -> Norm:
+        """The norm that is clipped, where anything is."""
+        law = self.laws[0]  # all are of the run's own
+        return Norm.L2 if law is None else law.norm
+
+    def batches(self, first: int, n: int, count: int) -> Indices | list[Indices]:
+        """Return the n-th batch of edges first, first+1, …: rows of a matrix where all are of one size."""
+        batch_size, shards = self.world.scenario.batch_size, self.world.rows[first : first + count]
+        if self.blocks is None:
+            streams, draw = self.world.streams, self.sampler.draw
+            return [
+                shard[draw(streams, first + i, n, len(shard), batch_size)] for i, shard in enumerate(shards)
+            ]
+        if self.round is None or self.round[0] != n:
+            rows, starts, sizes = self.places
+            drawn = self.sampler.draw_block(self.blocks.batches, sizes, batch_size)
+            if isinstance(drawn, np.ndarray):
+                self.round = n, rows[starts[:, None] + drawn]
+            else:
+                self.round = n, [rows[start + one] for start, one in zip(starts, drawn, strict=True)]
+        return self.round[1][first : first + count]
+
+    def perturb(self, gradients: Noise, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
+        """Add η to the gradients of edges first, first+1, … in place; they are rounded to float32 afterwards."""
+        if self.laws[first] is None:
+            return
+        laws = [law for law in self.laws[first : first + len(gradients)] if law is not None]
+        if self.blocks is not None:
+            noise_block(gradients, laws, sensitivities, self.blocks)
+            return
+        for i, law in enumerate(laws):
+            rng = self.world.streams.at(first + i, Purpose.NOISE, n)
+            gradients[i] += law.draw(float(sensitivities[i]), gradients.shape[1], rng)
+
+    def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
+        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
+        every = self.world.scenario.evaluate_every
+        if self.records.journal is not None:
+            self._write(first, n, start, models, every)
+            return
+        self._count(first, n, start, len(models))
+        if every:
+            for t in range(start + -start % every, start + len(models), every):
+                self.evaluate(models[t - start], t)
+
+    def _write(self, first: int, n: int, start: int, models: Matrix, every: int) -> None:
+        """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
+        for i, x in enumerate(models):
+            k, t = first + i, start + i
+            version = read_version(t, self.workers)
+            made = int(self.stages[version]), float(self.sensitivities[version])
+            self.records.fact(GradientApplied(k, EdgeId(f"edge-{k}"), n, version, t, t - version, *made))
+            if every and t % every == 0:
+                self.evaluate(x, t)
+            self._open_stage(t + 1)
+
+    def _count(self, first: int, n: int, start: int, count: int) -> None:
+        """Record the same without a journal, which would tell in which order."""
+        stale = range(start - 1, start - 1 + count) if n == 1 else [self.workers - 1] * count
+        self.records.counted(first, n, start, stale)
+        for t in range(start + 1, start + count + 1):
+            if t in self.openings:
+                self._open_stage(t)
+
+    def evaluate(self, x: Vector, t: int) -> None:
+        self.world.evaluate(self.records, x, t, int(self.stages[t]))
+
+    def _open_stage(self, t: int) -> None:
+        if (fact := self.openings.get(t)) is not None:
+            self.records.fact(fact)
+
+    def outcome(self, x: Vector, done: int, reason: str) -> Outcome:
+        releases = [self.records.tally.edges[k].applied + 1 for k in range(self.workers)]
+        if reason in ("finished", "diverged"):
+            releases[(done - 1) % self.workers] -= 1  # the edge of the last update was told to halt
+        return self.world.ended(self.records, x.copy(), done, int(self.stages[done]), reason, releases)
+
+
+def _places(shards: list[Indices]) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of all shards in one array, where each begins there, and its size.
+
+    Shards that are one and the same (partition `shared`) are there once.
+    """
+    distinct = list({id(shard): shard for shard in shards}.values())
+    ends = np.cumsum([len(shard) for shard in distinct]).tolist()
+    begins = {id(shard): end - len(shard) for shard, end in zip(distinct, ends, strict=True)}
+    starts = np.array([begins[id(shard)] for shard in shards])
+    return np.concatenate(distinct), starts, np.array([len(shard) for shard in shards])
+
 
 _POWERS = {Norm.L1: L1, Norm.L2: L2}
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
@@ -51,9 +230,7 @@ def simulate_many(
     sheets = journals or [None] * len(worlds)
     last = worlds[0].scenario.iterations
     with interrupt_between_events() as interrupted, quiet_overflow():
-        runs = [
-            VectorisedRun.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)
-        ]
+        runs = [VectorisedRun(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)]
         rounds = _Rounds(runs)
         while rounds.done < last and rounds.running and not interrupted():
             rounds.stretch()
@@ -88,18 +265,28 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
             )
 
 
-def check_vectorised_scenario(s: Scenario, engine: str) -> None:
+def check_vectorised_scenario(s: Scenario, engine: str = "vectorised") -> None:
     """Refuse by the scenario alone, before noise is computed for a run that cannot be."""
-    check_plannable_scenario(s, engine)
-    if s.delays.kind != "cyclic" or s.records.diagnostics:
-        raise ConfigurationError(f"engine = {engine!r}: needs delays.kind = 'cyclic' and no diagnostics")
-    if not isinstance(s.work, SingleStep):
-        told = (
-            f"local.steps = {s.work.releases()}" if s.local.work is None else f"local.work = {s.local.work!r}"
+    algorithm = algorithm_for(s)
+    if s.private and not s.privacy.clipped.block_form:
+        why = f"privacy.clipping = {s.privacy.clipping!r} has no vectorised form; --engine events runs it"
+    elif not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
+        why = f"algorithm {s.algorithm.name!r} has no vectorised form; --engine events runs any algorithm"
+    elif s.weighted or s.privacy.pace == "own":
+        why = (
+            "takes gradients of all edges alike, so neither privacy.pace = 'own' nor algorithm.weights = 'noise';"
+            " --engine events does"
         )
-        raise ConfigurationError(
-            f"engine = {engine!r}: makes no local steps, and {told}; --engine events does"
-        )
+    elif s.algorithm.average != "none":
+        why = f"keeps no average of models, and algorithm.average = {s.algorithm.average!r}; --engine events does"
+    elif s.delays.kind != "cyclic" or s.records.diagnostics:
+        why = "needs delays.kind = 'cyclic' and no diagnostics"
+    elif not isinstance(s.work, SingleStep):
+        work = f"steps = {s.work.releases()}" if s.local.work is None else f"work = {s.local.work!r}"
+        why = f"makes no local steps, and local.{work}; --engine events does"
+    else:
+        return
+    raise ConfigurationError(f"engine = {engine!r}: {why}")
 
 
 def _releases(s: Scenario, k: int) -> int:
@@ -130,9 +317,9 @@ class _Rounds:
             (places, power, powers(self.features, power).astype(np.float64), clipping)
             for power, clipping, places in _scaled_per_sample(runs)
         ]
-        self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
-        self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
-        self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
+        self.rates = np.stack([run.rates for run in runs])  # R × (T+1)
+        self.sensitivities = np.stack([run.sensitivities for run in runs])
+        self.x: Matrix = np.stack([run.x for run in runs])  # R × N
         self.held: npt.NDArray[np.float32] = np.repeat(self.x[:, None], self.workers, axis=1)  # R × K × N
         sample_bytes = self.model.inputs * 4 * self.batch_size * len(runs)
         self.width = max(1, min(self.workers, _BATCH_BYTES // sample_bytes))

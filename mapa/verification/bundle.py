@@ -20,8 +20,8 @@ from typing import IO, Any, cast
 
 from common.errors import ConfigurationError, RecordsError
 from common.records.directory import run_of, versions
-from common.records.regular import mapped, open_regular, pieces_of
-from mapa.verification.check import Check, failed, passed, unlike
+from common.records.regular import mapped, open_regular, pieces_of, rows
+from mapa.verification.check import Check, UnreadableError, failed, judged, passed, unlike
 from mapa.verification.checks_privacy import why_not_private
 from mapa.verification.untrusted_files import (
     FILES,
@@ -31,7 +31,6 @@ from mapa.verification.untrusted_files import (
     FoundLedgers,
     LedgerStatement,
     RunFiles,
-    UnreadableError,
     canonical_json,
     find_ledgers,
     of_directory,
@@ -179,7 +178,7 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
     if SUMMARY not in files:
         raise ConfigurationError(f"{run}: has no {SUMMARY}: a run is bundled once it has ended")
     try:
-        record, summary = files.json(MANIFEST), files.json(SUMMARY)
+        record, summary = files.manifest, files.summary
     except UnreadableError as error:
         raise ConfigurationError(f"{run}: {error}") from error
     reasons = why_not_private(record, summary)
@@ -215,13 +214,13 @@ def _manifest_of(
 
 def _rows(parts: Mapping[str, memoryview]) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of each part."""
-    rows = []
+    made = []
     for name, content in sorted(parts.items()):
         digest = hashlib.sha256()
         for piece in pieces_of(content):
             digest.update(piece)
-        rows.append({"name": name, "size": len(content), "sha256": digest.hexdigest()})
-    return rows
+        made.append({"name": name, "size": len(content), "sha256": digest.hexdigest()})
+    return made
 
 
 def _check_place(out: Path, kept: Iterable[Path]) -> None:
@@ -265,9 +264,7 @@ def _sound(found: FoundLedgers, summary: Mapping[str, Any]) -> list[LedgerStatem
     """Return the statements; raise ConfigurationError if a ledger in the run's own directory contradicts the run."""
     for why in found.faults.values():
         raise ConfigurationError(why)
-    rows = summary.get("edges")
-    edges = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    known = [row.get("edge_id") for row in edges if row.get("applied")]
+    known = [row.get("edge_id") for row in rows(summary, "edges") if row.get("applied")]
     for part, edge_id in found.others.items():
         if known and (edge_id in known or not found.statements):
             raise ConfigurationError(f"ledger {part}: of edge {edge_id}, without an account of this run")
@@ -300,7 +297,7 @@ def read_bundle(path: Path) -> Bundle:
                 fields = strict_object(content, _LEDGER_BYTES)
                 if "part" in fields:
                     raise ValueError("part: unknown key")
-                files.ledgers.append(LedgerStatement.model_validate({**fields, "part": name}))
+                files.ledgers.statements.append(LedgerStatement.model_validate({**fields, "part": name}))
             except ValueError as error:
                 checks.append(failed("ledgers", name, f"not the statement of a ledger: {error!s:.200}"))
     return Bundle(files, manifest, checks)
@@ -319,24 +316,23 @@ def _manifest(parts: Mapping[str, memoryview]) -> dict[str, Any]:
 
 def _check_hashes(stated: list[Any], parts: dict[str, memoryview]) -> Iterator[Check]:
     """Check that the manifest lists these parts, with their sizes and hashes, in the order in which they are here."""
-    rows = _rows({name: content for name, content in parts.items() if name != MANIFEST})
+    here = _rows({name: content for name, content in parts.items() if name != MANIFEST})
     listed = {str(row.get("name")): row for row in stated if isinstance(row, dict)}
-    odd = [row["name"] for row in rows if listed.get(row["name"]) != row]
-    if not odd and (stated != rows or list(parts) != [MANIFEST, *(row["name"] for row in rows)]):
+    odd = [row["name"] for row in here if listed.get(row["name"]) != row]
+    if not odd and (stated != here or list(parts) != [MANIFEST, *(row["name"] for row in here)]):
         odd = [MANIFEST]
-    yield from (
-        failed("hashes", name, "not the bytes and the order that the manifest states") for name in odd
-    )
+    what = "not the bytes and the order that the manifest states"
+    yield from (failed("hashes", name, what) for name in odd)
     if not odd:
-        yield passed("hashes", MANIFEST, f"size and SHA-256 of {len(rows)} parts")
+        yield passed("hashes", MANIFEST, f"size and SHA-256 of {len(here)} parts")
 
 
 def check_claims(bundle: Bundle) -> Iterator[Check]:
     """Check what the manifest of a bundle says of the run, and whether it is private."""
-    record, stated = bundle.files.json(MANIFEST), bundle.manifest
-    reasons = why_not_private(record, bundle.files.json(SUMMARY))
-    if wrong := unlike(stated, _manifest_of(record, reasons, stated["parts"], stated.get("bundled_by"))):
-        yield failed("manifest", MANIFEST, f"by its parts it is another: {wrong.lstrip('.')}")
-    else:
-        privacy = "private" if not reasons else f"not private: {'; '.join(reasons)}"
-        yield passed("manifest", MANIFEST, f"says what its parts say; {privacy}")
+    record, stated = bundle.files.manifest, bundle.manifest
+    reasons = why_not_private(record, bundle.files.summary)
+    again = _manifest_of(record, reasons, stated["parts"], stated.get("bundled_by"))
+    wrong = unlike(stated, again)
+    other = [f"by its parts it is another: {wrong.lstrip('.')}"] if wrong else []
+    privacy = "private" if not reasons else f"not private: {'; '.join(reasons)}"
+    yield from judged("manifest", MANIFEST, other, f"says what its parts say; {privacy}")

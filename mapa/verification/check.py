@@ -1,14 +1,25 @@
-"""One row of what `mapa verify` prints, and the comparison of two JSON values."""
+"""One row of what `mapa verify` prints, errors that become rows, and the comparison of two JSON values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from mapa.verification.untrusted_files import NotCheckedError, UnreadableError
+
+class UnreadableError(Exception):
+    """A part of a run that cannot be read as what it is; says which."""
+
+    def __init__(self, part: str, why: object) -> None:
+        self.part = part
+        super().__init__(f"{part}: {why}")
+
+
+class NotCheckedError(Exception):
+    """Something that cannot be checked here; says why, and what would be needed."""
 
 
 class Status(Enum):
@@ -23,28 +34,23 @@ class Check:
     """What was checked, of which part, and the result."""
 
     name: str
-    status: Status
     part: str  # of the bundle or run that it is about
     detail: str
+    status: Status
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "status": self.status.value}
-
-
-def passed(name: str, part: str, detail: str) -> Check:
-    return Check(name, Status.PASSED, part, detail)
+    def as_dict(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status.value, "part": self.part, "detail": self.detail}
 
 
-def failed(name: str, part: str, detail: str) -> Check:
-    return Check(name, Status.FAILED, part, detail)
+passed = partial(Check, status=Status.PASSED)
+failed = partial(Check, status=Status.FAILED)
+not_checked = partial(Check, status=Status.NOT_CHECKED)
+claimed = partial(Check, status=Status.CLAIMED)
 
 
-def not_checked(name: str, part: str, detail: str) -> Check:
-    return Check(name, Status.NOT_CHECKED, part, detail)
-
-
-def claimed(name: str, part: str, detail: str) -> Check:
-    return Check(name, Status.CLAIMED, part, detail)
+def judged(name: str, part: str, wrong: Iterable[str], agree: str) -> Iterator[Check]:
+    """Yield a failed row for each detail that is wrong; a passed one if there is none."""
+    yield from [failed(name, part, detail) for detail in wrong] or [passed(name, part, agree)]
 
 
 def is_verified(checks: Iterable[Check]) -> bool:
@@ -52,10 +58,10 @@ def is_verified(checks: Iterable[Check]) -> bool:
     return all(check.status in (Status.PASSED, Status.CLAIMED) for check in checks)
 
 
-def guarded(name: str, part: str, make: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+def guarded(name: str, part: str, check: Callable[..., Iterable[Check]], *given: Any) -> Iterator[Check]:
     """Yield the rows of a check, with one for a part that cannot be read and one for what cannot be checked here."""
     try:
-        yield from make()
+        yield from check(*given)
     except UnreadableError as error:
         yield failed(name, error.part, str(error).removeprefix(f"{error.part}: "))
     except NotCheckedError as error:

@@ -10,26 +10,27 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
-from common.messages import GradientApplied
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId
+from common.records.regular import rows, table
 from common.scenario.parts import least_records
-from common.scenario.scenario import Scenario
 from edge.joining import cut_of
-from mapa.recording import EARLIER, ENGINES, Starts, privacy_of, releases_of
-from mapa.verification.check import Check, claimed, failed, not_checked, passed, unlike
-from mapa.verification.checks_records import RecordedEvents
-from mapa.verification.log_replay import LogReplay
-from mapa.verification.untrusted_files import (
-    LEDGERS,
-    MANIFEST,
-    SUMMARY,
-    LedgerStatement,
+from mapa.releases import EARLIER, Starts, privacy_of, releases_of
+from mapa.verification.check import (
+    Check,
     NotCheckedError,
-    RunFiles,
+    Status,
     UnreadableError,
-    is_name_of,
+    claimed,
+    failed,
+    guarded,
+    not_checked,
+    passed,
+    unlike,
 )
+from mapa.verification.checks_records import CheckedRun
+from mapa.verification.log_replay import LogReplay
+from mapa.verification.untrusted_files import LEDGERS, MANIFEST, SUMMARY, LedgerStatement, is_name_of
 
 _GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
 TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may round otherwise
@@ -49,97 +50,91 @@ class Released:
     sure: bool = True  # False: it may have released more, which only a log or its ledger can show
 
 
-def releases_shown(
-    files: RunFiles, scenario: Scenario, engine: str, replay: LogReplay | None, events: RecordedEvents | None
-) -> list[Released]:
+def releases_shown(run: CheckedRun) -> list[Released]:
     """Return what the log proves of every edge; without one, what events.jsonl or else the summary's rows say."""
-    summary = files.json(SUMMARY)
+    scenario, replay, events = run.scenario, run.replay, run.events
     last_edge: int | None = None
     if replay is not None:
-        edges = replay.tally.edges
-        applied = (fact.edge for fact in reversed(replay.facts) if isinstance(fact, GradientApplied))
-        last_edge = next(applied, None)
+        last_edge = replay.applied[-1].edge if replay.applied else None
+        edges, accounts = replay.tally.edges, replay.server.edges.values()
         shown = [
             Released(
-                account.index,
-                str(account.edge_id),
-                account.law,
-                account.applied,
-                edges[account.index].last_sequence,
-                account.last_sequence,
-                account.last_sequence,
+                k, str(account.edge_id), account.law, account.applied, edges[k].last_sequence, used, used
             )
-            for account in sorted(replay.server.edges.values(), key=lambda account: account.index)
+            for account in sorted(accounts, key=lambda account: account.index)
+            for k, used in [(account.index, account.last_sequence)]
         ]
     elif events is not None:
-        last_edge = events.last_edge
-        shown = []
+        last_edge, shown = events.last_edge, []
         for k, row in sorted(events.tally.edges.items()):
-            used = events.sequences.get(row.edge_id, 0)
-            law = events.law(row.edge_id, k)
+            used, law = events.sequences.get(row.edge_id, 0), events.law(row.edge_id, k)
             shown.append(Released(k, row.edge_id, law, row.applied, row.last_sequence, used, used))
     else:
         shown = []
-        for of_edge in summary["edges"]:
+        for of_edge in run.files.summary["edges"]:
             k, last = of_edge["edge"], of_edge["last_sequence"]
             law = scenario.law(k)
             shown.append(Released(k, of_edge["edge_id"], law, of_edge["applied"], last, last, last))
-    if engine in ENGINES:
-        return [_simulated(edge, scenario, engine, last_edge, summary) for edge in shown]
+    if run.simulated:
+        return [_simulated(edge, run, last_edge) for edge in shown]
     if replay is not None:
-        return [_logged(edge, scenario, engine, replay) for edge in shown]
-    ledgers = {ledger.edge_id: ledger.releases for ledger in files.ledgers}
+        return [_logged(edge, run, replay) for edge in shown]
+    ledgers = {ledger.edge_id: ledger.releases for ledger in run.files.ledgers.statements}
     return [
         replace(edge, most=max(ledgers.get(edge.edge_id, 0), edge.least) + 1, sure=edge.edge_id in ledgers)
         for edge in shown
     ]
 
 
-def _logged(edge: Released, scenario: Scenario, engine: str, replay: LogReplay) -> Released:
+def _logged(edge: Released, run: CheckedRun, replay: LogReplay) -> Released:
     """Return exactly how many releases the log proves, but for a budget that ends in the last one."""
     account, begun = replay.server.edges[EdgeId(edge.edge_id)], replay.server.schedule is not None
     known, most = releases_of(account, replay.restarts, replay.tally, begun=begun)
-    budget = engine == "processes" and scenario.private and scenario.privacy.total_epsilon is not None
+    privacy = run.scenario.privacy
+    budget = run.engine == "processes" and run.scenario.private and privacy.total_epsilon is not None
     return replace(edge, least=known if budget else most, most=most)
 
 
-def _simulated(
-    edge: Released, scenario: Scenario, engine: str, last_edge: int | None, summary: Mapping[str, Any]
-) -> Released:
+def _simulated(edge: Released, run: CheckedRun, last_edge: int | None) -> Released:
     """Return what a simulated edge released: those applied, and one that was under way at the end."""
+    summary = run.files.summary
     reason, gone = summary.get("reason"), {row["edge"]: row["gone"] for row in summary["edges"]}
-    if engine == "synchronous":
+    if run.engine == "synchronous":
         more = reason == "time-limit"
     else:
         told_to_end = edge.index == last_edge and reason in ("finished", "diverged")
         more = reason != "no-gradients" and not gone.get(edge.index) and not told_to_end
-    away = any(profile.availability is not None for profile in scenario.profiles)
+    away = any(profile.availability is not None for profile in run.scenario.profiles)
     unknown = away or last_edge is None  # whether it was there at the end, or made the last of all
     return replace(edge, least=edge.least + (more and not unknown), most=edge.most + (more or unknown))
 
 
-def check_ledgers(
-    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
-) -> Iterator[Check]:
+def check_privacy(run: CheckedRun) -> Iterator[Check]:
+    """Check releases, ledgers and ε."""
+    released = releases_shown(run)
+    yield from guarded("ledgers", LEDGERS, check_ledgers, run, released)
+    yield from guarded("ε", SUMMARY, check_statement, run, released)
+
+
+def check_ledgers(run: CheckedRun, released: Sequence[Released]) -> Iterator[Check]:
     """Check that no ledger says more, or less, than the run states; edges whose ledgers are not here are named."""
-    ledgers = {ledger.edge_id: ledger for ledger in files.ledgers}
-    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
-    wrong = [*_strange_ledgers(files, released, str(manifest.get("run")))]
-    sizes, own = shard_sizes(manifest, scenario)
-    stated = summary.get("releases")
-    rows = stated if isinstance(stated, list) and len(stated) == len(released) else [None] * len(released)
-    for edge, count in zip(released, rows, strict=True):
+    ledgers = {ledger.edge_id: ledger for ledger in run.files.ledgers.statements}
+    wrong = [*_strange_ledgers(run, released)]
+    sizes, own = shard_sizes(run)
+    stated = run.files.summary.get("releases")
+    counts = stated if isinstance(stated, list) and len(stated) == len(released) else [None] * len(released)
+    for edge, count in zip(released, counts, strict=True):
         ledger = ledgers.get(edge.edge_id)
         if ledger is None:
             continue
-        kind = ReleaseKind(scenario.mechanism(edge.law), sizes[edge.index])
+        kind = ReleaseKind(run.scenario.mechanism(edge.law), sizes[edge.index])
         size = ledger.kind.get("shard_size")
         if own and type(size) is int and size >= kind.shard_size:
             kind = replace(kind, shard_size=size)  # an edge's own records may be more than the run's bound
         details = [
-            *_miscounted(ledger, edge, count, replay),
-            *_other_records(ledger, manifest, scenario),
-            *_mischarged(ledger, kind, replay, summary),
+            *_miscounted(ledger, edge, count, run.replay),
+            *_other_records(ledger, run),
+            *_mischarged(ledger, kind, run),
         ]
         if not own and ledger.shard != edge.index:
             details.append(f"of shard {ledger.shard}; by the run {edge.index}")
@@ -150,27 +145,24 @@ def check_ledgers(
     here = sum(edge.edge_id in ledgers for edge in released)
     if here and not wrong:
         yield passed("ledgers", LEDGERS, f"stated ≥ released ≥ applied on {here} edges, charged alike")
-    if here < len(released) and manifest.get("engine") not in ENGINES:
-        yield claimed(
-            "ledgers",
-            LEDGERS,
-            f"nothing is known of {len(released) - here} edges' ledgers: they are not here",
-        )
+    if (away := len(released) - here) and not run.simulated:
+        yield claimed("ledgers", LEDGERS, f"nothing is known of {away} edges' ledgers: they are not here")
 
 
-def _strange_ledgers(files: RunFiles, released: Sequence[Released], run: str) -> Iterator[tuple[str, str]]:
+def _strange_ledgers(run: CheckedRun, released: Sequence[Released]) -> Iterator[tuple[str, str]]:
     """Yield the parts that are ledgers of no edge of the run, or a second one of it, and why."""
     applied, seen = {edge.edge_id: edge.applied for edge in released}, set()
-    for ledger in reversed(files.ledgers):
+    ledgers, name = run.files.ledgers, str(run.files.manifest.get("run"))
+    for ledger in reversed(ledgers.statements):
         if ledger.edge_id in seen:
             yield ledger.part, f"{ledger.edge_id}: another part is of this edge, too"
         seen.add(ledger.edge_id)
-        if not is_name_of(ledger.run, run):
+        if not is_name_of(ledger.run, name):
             yield ledger.part, f"{ledger.edge_id}: of run {ledger.run!r:.80}"
         if ledger.edge_id not in applied:
             yield ledger.part, f"{ledger.edge_id}: no such edge in the run"
-    for part, edge_id in files.other_ledgers.items():
-        if applied.get(edge_id, 0) or (any(applied.values()) and not files.ledgers):
+    for part, edge_id in ledgers.others.items():
+        if applied.get(edge_id, 0) or (any(applied.values()) and not ledgers.statements):
             yield part, f"{edge_id}: no account of this run, which has gradients of it"
 
 
@@ -190,38 +182,32 @@ def _miscounted(
         )
 
 
-def _mischarged(
-    ledger: LedgerStatement, kind: ReleaseKind, replay: LogReplay | None, summary: Mapping[str, Any]
-) -> Iterator[str]:
+def _mischarged(ledger: LedgerStatement, kind: ReleaseKind, run: CheckedRun) -> Iterator[str]:
     """Say where a ledger's charges are not those of its releases; with the shuffled sampler each restart adds some."""
     fewest = most = kind.charges(ledger.releases)
     if kind.mechanism.sampler.by_epoch:
-        if replay is not None:
-            most = replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
+        if run.replay is not None:
+            most = run.replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
         else:
-            most = max(fewest, _stated_charges(summary).get(ledger.edge_id, 0))
+            most = max(fewest, _stated_charges(run).get(ledger.edge_id, 0))
     if not fewest <= ledger.charges <= most:
         yield f"{ledger.charges} charges for {ledger.releases} releases; by the run {fewest} to {most}"
 
 
-def _stated_charges(summary: Mapping[str, Any]) -> dict[str, int]:
+def _stated_charges(run: CheckedRun) -> dict[str, int]:
     """Return the charges of each edge that the statement has."""
-    edges = _table(summary, "privacy").get("edges")
-    rows = [row for row in edges if isinstance(row, dict)] if isinstance(edges, list) else []
-    return {str(row.get("edge_id")): row["charges"] for row in rows if type(row.get("charges")) is int}
+    stated = rows(table(run.files.summary, "privacy"), "edges")
+    return {str(row.get("edge_id")): row["charges"] for row in stated if type(row.get("charges")) is int}
 
 
-def _other_records(ledger: LedgerStatement, manifest: Mapping[str, Any], scenario: Scenario) -> Iterator[str]:
+def _other_records(ledger: LedgerStatement, run: CheckedRun) -> Iterator[str]:
     """Say in what a ledger is of other records than the run's, or of a run that was seeded otherwise."""
+    scenario, cut = run.scenario, LOCAL
     stated: object = "its edge's own"
-    cut = LOCAL
     same = ledger.dataset.startswith(f"{LOCAL}:")
     if least_records(scenario) is None:
-        stated, cut = (
-            _table(manifest, "data").get(scenario.data.set),
-            cut_of(scenario, scenario.workers, _GROUPS),
-        )
-        same = ledger.dataset == stated
+        stated = table(run.files.manifest, "data").get(scenario.data.set)
+        cut, same = cut_of(scenario, scenario.workers, _GROUPS), ledger.dataset == stated
     if not same:
         yield f"on data set {ledger.dataset!r:.80}; the manifest has {stated!r:.80}"
     if not re.fullmatch(re.escape(cut).replace(_GROUPS, "[0-9a-f]{16}"), ledger.partition):
@@ -234,39 +220,24 @@ def _other_records(ledger: LedgerStatement, manifest: Mapping[str, Any], scenari
 class _StatedStarts:
     """The starts of edges where no log has their hellos: as charged by the statement, which their ledgers confirm."""
 
-    def __init__(self, charges: Mapping[str, int], words: object) -> None:
-        self._charges = charges
-        self._earlier = isinstance(words, list) and EARLIER in words
+    def __init__(self, run: CheckedRun) -> None:
+        self._charges = _stated_charges(run)
+        self._earlier = EARLIER in run.files.summary["privacy"]["words"]
 
     def earlier(self, _edge_id: EdgeId) -> int:
         return int(self._earlier)
 
     def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
-        return max(
-            kind.charges(messages), min(self._charges.get(edge_id, 0), messages * kind.mechanism.steps)
-        )
+        stated = min(self._charges.get(edge_id, 0), messages * kind.mechanism.steps)
+        return max(kind.charges(messages), stated)
 
 
-def check_statement(
-    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
-) -> Iterator[Check]:
-    """Account the releases again, from the scenario and what else shows their number, and compare the statement."""
-    summary, manifest = files.json(SUMMARY), files.json(MANIFEST)
-    stated, simulated = summary.get("privacy"), manifest.get("engine") in ENGINES
-    if not isinstance(stated, dict):
-        raise NotCheckedError("the run states no guarantee: its accounting was interrupted")
-    counts = summary.get("releases")
-    sizes, own = shard_sizes(manifest, scenario)
+def check_counts(run: CheckedRun, released: Sequence[Released]) -> Iterator[Check]:
+    """Check that as many releases are stated as the records show, with what may have been under way."""
+    counts = run.files.summary.get("releases")
     if not isinstance(counts, list) or len(counts) != len(released):
-        yield failed(
-            "releases", SUMMARY, f"releases = {counts!r:.100}: must be one for each of {len(released)} edges"
-        )
-        return
-    if simulated and (odd := [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]):
-        named = ", ".join(odd)[:200]
-        yield failed(
-            "ε", SUMMARY, f"{named}: noised otherwise than the scenario says, which simulated edges cannot"
-        )
+        told = f"releases = {counts!r:.100}: must be one for each of {len(released)} edges"
+        yield failed("releases", SUMMARY, told)
         return
     unknown = []
     for edge, count in zip(released, counts, strict=True):
@@ -277,56 +248,56 @@ def check_statement(
         if count > edge.most:
             unknown.append(edge.edge_id)
     if unknown:
-        yield not_checked(
-            "releases", SUMMARY, f"of {', '.join(unknown)[:200]}: only a log or their ledgers can show them"
-        )
-    else:
-        source = "the log proves" if replay is not None else "the records show"
-        yield passed(
-            "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
-        )
-    starts: Starts | None = None if simulated or replay is None else replay.restarts
-    if not simulated and replay is None and scenario.sampler.by_epoch:
-        starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
-        here = {ledger.edge_id for ledger in files.ledgers}
-        if missing := [edge.edge_id for edge in released if edge.edge_id not in here]:
-            yield not_checked(
-                "charges",
-                SUMMARY,
-                f"of {', '.join(missing)[:200]}: each restart begins an epoch, and only a log or --ledger shows it",
-            )
-    again = privacy_of(
-        scenario,
-        [
-            (edge.index, edge.edge_id, edge.law, sizes[edge.index], count)
-            for edge, count in zip(released, counts, strict=True)
-        ],
-        starts,
-        least_records(scenario) if own else None,
-    )
+        told = f"of {', '.join(unknown)[:200]}: only a log or their ledgers can show them"
+        yield not_checked("releases", SUMMARY, told)
+        return
+    source = "the log proves" if run.replay is not None else "the records show"
+    yield passed("releases", SUMMARY, f"as many as {source}, with what may have been under way at the end")
+
+
+def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[Check]:
+    """Account the releases again, from the scenario and what else shows their number, and compare the statement."""
+    scenario, summary, replay = run.scenario, run.files.summary, run.replay
+    if not isinstance(stated := summary.get("privacy"), dict):
+        raise NotCheckedError("the run states no guarantee: its accounting was interrupted")
+    sizes, own = shard_sizes(run)
+    counted = [*check_counts(run, released)]
+    yield from counted
+    if any(check.status is Status.FAILED for check in counted):
+        return
+    odd = [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]
+    if run.simulated and odd:
+        named = ", ".join(odd)[:200]
+        told = f"{named}: noised otherwise than the scenario says, which simulated edges cannot"
+        yield failed("ε", SUMMARY, told)
+        return
+    starts: Starts | None = None if run.simulated or replay is None else replay.restarts
+    if not run.simulated and replay is None and scenario.sampler.by_epoch:
+        starts = _StatedStarts(run)
+        here = {ledger.edge_id for ledger in run.files.ledgers.statements}
+        if missing := ", ".join(edge.edge_id for edge in released if edge.edge_id not in here)[:200]:
+            told = f"of {missing}: each restart begins an epoch, and only a log or --ledger shows it"
+            yield not_checked("charges", SUMMARY, told)
+    edges = [
+        (edge.index, edge.edge_id, edge.law, sizes[edge.index], count)
+        for edge, count in zip(released, summary["releases"], strict=True)
+    ]
+    again = privacy_of(scenario, edges, starts, least_records(scenario) if own else None)
     if wrong := unlike(stated, json.loads(json.dumps(again)), "privacy", TOLERANCE):
         yield failed("ε", SUMMARY, wrong)
     else:
-        figure = again.get("epsilon")
+        figure, total = again.get("epsilon"), scenario.privacy.total_epsilon
         epsilon = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
         yield passed("ε", SUMMARY, f"{epsilon}: accounted again, to {TOLERANCE:g}")
-        total = scenario.privacy.total_epsilon
         if total is not None and (figure is None or figure > total * (1 + TOLERANCE)):
-            yield claimed(
-                "budget",
-                MANIFEST,
-                f"privacy.total_epsilon = {total:g}: {epsilon} is above it; a budget is kept by each edge's own ledger",
-            )
-    if not simulated and replay is None and not all(edge.sure for edge in released):
-        yield claimed(
-            "releases", SUMMARY, "whether a last gradient was under way: neither log nor ledger shows it"
-        )
+            above = f"{epsilon} is above it; a budget is kept by each edge's own ledger"
+            yield claimed("budget", MANIFEST, f"privacy.total_epsilon = {total:g}: {above}")
+    if not run.simulated and replay is None and not all(edge.sure for edge in released):
+        told = "whether a last gradient was under way: neither log nor ledger shows it"
+        yield claimed("releases", SUMMARY, told)
     if not own:
-        yield claimed(
-            "shard sizes",
-            MANIFEST,
-            "n_k: they follow from the data set, which is not here; `mapa replay` has it",
-        )
+        told = "n_k: they follow from the data set, which is not here; `mapa replay` has it"
+        yield claimed("shard sizes", MANIFEST, told)
 
 
 def why_not_private(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
@@ -335,40 +306,30 @@ def why_not_private(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     Closed by default: a run that states no ε counts as not private. No code is imported for it.
     """
     reasons = []
-    scenario, privacy = _table(manifest, "scenario"), _table(summary, "privacy")
+    scenario, privacy = table(manifest, "scenario"), table(summary, "privacy")
     if scenario.get("seed") is not None:
         reasons.append("seeded: whoever knows the seed can take the noise off")
-    if _table(scenario, "records").get("diagnostics") is not False:
+    if table(scenario, "records").get("diagnostics") is not False:
         reasons.append("diagnostics: the records hold gradient norms before noise")
     if privacy.get("words") == ["Nothing was released."]:
         return reasons
-    edges = privacy.get("edges")
-    rows = [row for row in edges if isinstance(row, dict)] if isinstance(edges, list) else []
-    bare = [row for row in (privacy, *rows) if not isinstance(row.get("epsilon"), int | float)]
-    if bare:
+    figures = (privacy, *rows(privacy, "edges"))
+    if bare := [row for row in figures if not isinstance(row.get("epsilon"), int | float)]:
         why = next((str(row["reason"]) for row in bare if row.get("reason")), None)
         reasons.append("no ε is stated" if why is None else f"ε = ∞: {why}")
     return reasons
 
 
-def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    table = values.get(key)
-    return table if isinstance(table, dict) else {}
-
-
-def shard_sizes(manifest: Mapping[str, Any], scenario: Scenario) -> tuple[list[int], bool]:
+def shard_sizes(run: CheckedRun) -> tuple[list[int], bool]:
     """Return n_k as the manifest states them, or the least that takes part where only the edges know (True)."""
-    sizes, least = manifest.get("shard_sizes"), least_records(scenario)
-    if least is not None and manifest.get("engine") not in ENGINES:
+    scenario, sizes = run.scenario, run.files.manifest.get("shard_sizes")
+    least = None if run.simulated else least_records(scenario)
+    if least is not None:
         if sizes != []:
-            raise UnreadableError(
-                MANIFEST, f"shard_sizes = {sizes!r:.80}: a cloud does not know its edges' numbers"
-            )
+            unknown = f"shard_sizes = {sizes!r:.80}: a cloud does not know its edges' numbers"
+            raise UnreadableError(MANIFEST, unknown)
         return [least] * scenario.workers, True
-    if (
-        not isinstance(sizes, list)
-        or len(sizes) != scenario.workers
-        or any(type(size) is not int or size < 1 for size in sizes)
-    ):
+    counts = [size for size in sizes if type(size) is int and size > 0] if isinstance(sizes, list) else []
+    if counts != sizes or len(counts) != scenario.workers:
         raise UnreadableError(MANIFEST, f"shard_sizes: must be {scenario.workers} counts")
-    return sizes, False
+    return counts, False

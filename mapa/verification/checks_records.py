@@ -1,4 +1,4 @@
-"""Check manifest.json, events.jsonl and summary.json against the documents that the real recorder makes.
+"""Check manifest.json, events.jsonl, summary.json and the model against the documents that the real recorder makes.
 
 The recorder gets the facts of the log; without one, what the lines of events.jsonl say, each of which must follow from
 those before it. What only the run can state (times, evaluations, refusals that no log holds) is taken from the records
@@ -11,13 +11,15 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeGuard, cast
+from typing import Annotated, Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from cloud.metrics import DROPPED, REFUSALS
 from cloud.recovery_log import USED_UP
 from common.datasets.dataset import Dataset
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
@@ -25,43 +27,97 @@ from common.metrics import Metric
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
+from common.quantities import Vector, is_finite
 from common.records.directory import RunDirectory
-from common.records.events import Journal
-from common.records.recorder import MOST_REFUSALS, Recorder
-from common.records.tally import EdgeTally, Evaluation, Tally
+from common.records.gradient_log import LARGEST_BODY
+from common.records.recorder import MOST_REFUSALS, Journal, Recorder
+from common.records.regular import number, rows
+from common.records.tally import EdgeTally, Evaluation, Tally, event_name
 from common.scenario.scenario import Scenario
 from mapa.cloud_run import CloudRun
 from mapa.recording import ENGINES, network, summarise, write_manifest
 from mapa.run_parts import RunParts
-from mapa.verification.check import Check, claimed, failed, passed, unlike
+from mapa.verification.check import Check, UnreadableError, claimed, failed, judged, passed, unlike
 from mapa.verification.log_replay import LogReplay
-from mapa.verification.untrusted_files import EVENTS, MANIFEST, SUMMARY, RunFiles, UnreadableError
+from mapa.verification.untrusted_files import EVENTS, MANIFEST, MODEL, SUMMARY, RunFiles
 
-_KINDS = (GradientApplied, GradientRefused, StageOpened, EdgeJoined, EdgeGone)
-_NAMES = ("gradient_applied", "gradient_refused", "stage_opened", "edge_joined", "edge_gone")
 _FACTS: dict[object, TypeAdapter[Fact]] = {
-    name: TypeAdapter(kind) for name, kind in zip(_NAMES, _KINDS, strict=True)
+    event_name(kind): TypeAdapter(kind)
+    for kind in (GradientApplied, GradientRefused, StageOpened, EdgeJoined, EdgeGone)
 }
 _LATE = ("evaluated", "gradient_refused", "diagnostic")  # may be written later than their time
 _LONG = 2**63  # sequences and versions lie below
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
+_ANYBODY = ("stranger", "after-halt")  # refusals of who never joined
 _UNWRITTEN = "stranger"  # refusals that never have a line
 _SHOWN = 20  # unknown keys that have a row each
 _OF_ORIGIN = ("versions", "machine", "started", "started_by", "samples", "data", "shard_sizes")
-DROPPED = frozenset(
-    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
-)  # kinds of messages
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Row(BaseModel, strict=True):
+    """What is the same in a row for an edge and for an evaluation: numbers that are computed with."""
+
+    updates: _Count = 0
+    edge: _Count = 0
+    applied: _Count = 0
+    last_sequence: Annotated[int, Field(ge=0, lt=_LONG)] = 0
+    round_trip_ms: _Seconds | None = None
+
+
+class _Stated(BaseModel, strict=True):
+    """What summary.json alone can state, and what is computed with before it is compared."""
+
+    updates: _Count
+    seconds: _Seconds
+    parameters: _Count
+    virtual_seconds: _Seconds | None = None
+    dropped: dict[str, _Count] = {}
+    refused: dict[str, Annotated[int, Field(ge=1)]]
+    edges: list[_Row]
+    evaluations: list[_Row]
+    network: list[_Row] = []
+
+
+@dataclass
+class CheckedRun:
+    """A run, and what has been found out about it so far."""
+
+    files: RunFiles
+    scenario: Scenario
+    model: Model | None = None
+    replay: LogReplay | None = None
+    events: RecordedEvents | None = None
+
+    @property
+    def engine(self) -> str:
+        return str(self.files.manifest.get("engine"))
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine in ENGINES
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """The model's metrics; where it cannot be made here, as the summary names them."""
+        if self.model is not None:
+            return self.model.metrics
+        try:
+            return [Metric.from_dict(row) for row in self.files.summary["metrics"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnreadableError(SUMMARY, f"metrics: {error!r:.100}") from error
 
 
 class _Draft(RunDirectory):
     """A run's directory that keeps its documents instead of writing them."""
 
-    def __init__(self, run: str) -> None:
-        self.run, self.path = run, Path()
+    def __init__(self, run: object) -> None:
+        self.run, self.path = str(run), Path()
         self.documents: dict[str, dict[str, Any]] = {}
 
-    def _json(self, name: str, value: Mapping[str, Any]) -> None:
-        self.documents[name] = json.loads(json.dumps(value))
+    def document(self, name: str, values: Mapping[str, Any]) -> None:
+        self.documents[name] = json.loads(json.dumps(values))
 
 
 def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
@@ -78,22 +134,16 @@ def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict
     return wrong
 
 
-# -- manifest.json -------------------------------------------------------------------------------------------
-
-
-def manifest_as_written(files: RunFiles, scenario: Scenario) -> Iterator[Check]:
+def manifest_as_written(run: CheckedRun) -> Iterator[Check]:
     """Check that the manifest is the one that this version writes for the scenario, but for the run's origin."""
-    stated = files.json(MANIFEST)
-    draft = _Draft(str(stated.get("run")))
+    stated = run.files.manifest
+    draft = _Draft(stated.get("run"))
     unknown = cast(Dataset, SimpleNamespace(checksum="", shape=(), classes=0))
-    name, engine = str(stated.get("name")), str(stated.get("engine"))
-    parts = RunParts(scenario, unknown, cast(Model, None), [])
-    write_manifest(draft, parts, name=name, engine=engine)
+    parts = RunParts(run.scenario, unknown, cast(Model, None), [])
+    write_manifest(draft, parts, name=str(stated.get("name")), engine=run.engine)
     origin = {key: stated[key] for key in _OF_ORIGIN if key in stated}
     wrong = _differences(stated, draft.documents[MANIFEST] | origin)
-    yield from (failed("fields", MANIFEST, detail) for detail in wrong.values())
-    if not wrong:
-        yield passed("fields", MANIFEST, "as this version writes it for the scenario")
+    yield from judged("fields", MANIFEST, wrong.values(), "as this version writes it for the scenario")
     yield claimed(
         "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
     )
@@ -102,40 +152,29 @@ def manifest_as_written(files: RunFiles, scenario: Scenario) -> Iterator[Check]:
 # -- events.jsonl --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class RecordedEvents:
     """The lines of a run, recorded again by a real recorder."""
 
-    scenario: Scenario
-    engine: str
-    metrics: Sequence[Metric]
-    log: Iterator[Fact] | None = None  # facts that each have a line, in order; None: there is no log
-    recorder: Recorder = field(init=False)
-    halts: list[tuple[object, object]] = field(default_factory=list)  # (t, reason)
-    sequences: dict[str, int] = field(default_factory=dict)  # edge id → the last that was used up
-    laws: dict[str, EdgeJoined] = field(default_factory=dict)  # edge id → how it said that it noises
-    times: list[float] = field(default_factory=list)  # of the first and of the last update
-    last_edge: int | None = None  # of the last update
-    resumed: int = 0
-    lines: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)  # lines by edge, as the recorder counts them
-    written: str = ""  # the last line of the recorder
-    _time: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, run: CheckedRun) -> None:
+        self.scenario, self.engine, self.simulated = run.scenario, run.engine, run.simulated
+        self.metrics = run.metrics
+        # facts that each have a line, in order; None: there is no log
+        self.log = None if run.replay is None else filter(has_record, run.replay.facts)
         self.recorder = Recorder(Journal(self))
+        self.tally = self.recorder.tally
+        self.halts: list[tuple[object, object]] = []  # (t, reason)
+        self.sequences: dict[str, int] = {}  # edge id → the last that was used up
+        self.joined: dict[str, EdgeJoined] = {}  # edge id → how it said that it noises
+        self.times: list[float] = []  # of the first and of the last update
+        self.last_edge: int | None = None  # of the last update
+        self.lines = 0
+        self.refusals = Counter[str]()  # lines by edge, as the recorder counts them
+        self.written = ""  # the last line of the recorder
+        self._time = 0.0
 
     def write(self, text: str, /) -> None:
         """Take a line of the recorder."""
         self.written = text
-
-    @property
-    def tally(self) -> Tally:
-        return self.recorder.tally
-
-    @property
-    def simulated(self) -> bool:
-        return self.engine in ENGINES
 
     @property
     def some_not_written(self) -> bool:
@@ -148,7 +187,7 @@ class RecordedEvents:
         self.written = ""
         try:
             wrong = self._clock(line) or self._record(line)
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             wrong = f"{line!r:.200} is no line of a {'simulation' if self.simulated else 'cloud'}"
         if wrong:
             return wrong
@@ -166,33 +205,35 @@ class RecordedEvents:
         return ""
 
     def _record(self, line: dict[str, Any]) -> str:
-        recorder, event, time = self.recorder, line.get("event"), line.get("time")
-        match event:
+        recorder, time = self.recorder, line.get("time")
+        match line.get("event"):
             case "evaluated":
-                recorder.evaluated(_evaluation({**line, "updates": line["t"]}, self.metrics), time)
+                evaluation = _evaluation({**line, "updates": line["t"]}, self.metrics)
+                if evaluation.stage not in self._stages(evaluation.updates):
+                    return f"stage = {evaluation.stage!r:.40} after {evaluation.updates} updates"
+                recorder.evaluated(evaluation, time)
             case "halted":
                 self.halts.append((line["t"], line["reason"]))
                 recorder.halted(line["t"], line["reason"], time)
             case "resumed" if not self.simulated:
-                self.resumed += 1
                 torn = line["torn_bytes"]
-                if type(torn) is not int or torn < 0:
-                    return f"torn_bytes = {torn!r:.40}: not a count"
+                if type(torn) is not int or not 0 <= torn < 2 * LARGEST_BODY:
+                    return f"torn_bytes = {torn!r:.40}: not the bytes of a record that was cut off"
                 recorder.resumed(self.tally.updates, torn, line["time"])
+                self.tally.resumed += 1
             case "diagnostic" if self.simulated and self.scenario.records.diagnostics:
                 recorder.diagnosed(line["edge"], line["sequence"], line["gradient_norm"])
-            case _ if event in _FACTS:
-                return self._record_fact(line, time)
+            case event if event in _FACTS:
+                return self._record_fact(_fact(line), time)
             case _:
-                return f"{event!r:.80} is no event of a {'simulation' if self.simulated else 'cloud'}"
+                raise ValueError
         return ""
 
-    def _record_fact(self, line: dict[str, Any], time: float | None) -> str:
-        fact = _fact(line)
-        if fact is None:
-            return f"{line!r:.200} is no {line['event']}"
+    def _record_fact(self, fact: Fact, time: float | None) -> str:
         if isinstance(fact, GradientRefused):
             self.refusals["" if fact.reason == "after-halt" else fact.edge_id] += 1
+        if isinstance(fact, EdgeJoined):
+            self.joined[fact.edge_id] = fact
         if self.log is not None and has_record(fact):
             for logged in self.log:
                 self.recorder.fact(logged, time)
@@ -209,14 +250,21 @@ class RecordedEvents:
         event = line.get("event")
         if event in _LATE or (self.simulated and "time" not in line):
             return ""
-        time = line.get("time")
-        if not _is_number(time) or not self._time <= time < math.inf:
-            return f"time = {time!r:.40} follows {self._time:g}"
+        time = number(line.get("time"))
+        if time is None or time < self._time:
+            return f"time = {line.get('time')!r:.40} follows {self._time:g}"
         if event != "resumed":  # a cloud that ends before it takes anything leaves no time to the next
             self._time = time
         if event == "gradient_applied":
             self.times = [*self.times[:1], time]
         return ""
+
+    def _stages(self, updates: int) -> set[int]:
+        """Return the stage of the last update, and that which was opened behind it; an algorithm may open none."""
+        if not self.tally.stages:
+            return {0, 1}
+        of_updates = {0: 0} | {row["t"]: row["stage"] for row in self.tally.stages}
+        return {of_updates[max(t for t in of_updates if t <= most)] for most in (updates, updates + 1)}
 
     def _follows(self, fact: Fact) -> str:
         """Say where a fact that no log shows contradicts those before it."""
@@ -242,15 +290,17 @@ class RecordedEvents:
                     return f"edge {fact.edge} of {self.scenario.workers}"
                 if self.simulated and fact.edge_id != f"edge-{fact.edge}":
                     return f"{fact.edge_id!r:.80} is no edge of a simulation"
-                self.laws[fact.edge_id] = fact
-            case GradientRefused() if fact.reason in USED_UP:
-                last = self.sequences.get(fact.edge_id, 0)
-                self.sequences[fact.edge_id] = max(last, fact.sequence)
+            case GradientRefused(edge_id=edge_id, reason=reason):
+                due, joined = self.tally.updates + 1, reason in _ANYBODY or edge_id in self.joined
+                if reason not in REFUSALS or not joined or not 1 <= fact.t <= due:
+                    return f"no cloud refuses {edge_id!r:.80} at t = {fact.t}, before update {due}: {reason!r:.40}"
+                if reason in USED_UP:
+                    self.sequences[edge_id] = max(self.sequences.get(edge_id, 0), fact.sequence)
         return ""
 
     def law(self, edge_id: str, index: int) -> NoiseLaw | None:
         """Return how an edge noises: as the scenario says, or as its own hello did."""
-        own, joined = self.scenario.law(index), self.laws.get(edge_id)
+        own, joined = self.scenario.law(index), self.joined.get(edge_id)
         if joined is None or own is None:
             return own
         parts = {"epsilon": joined.epsilon, "noise_multiplier": joined.noise_multiplier, **joined.parameters}
@@ -265,43 +315,42 @@ def has_record(fact: Fact) -> bool:
     return not isinstance(fact, GradientRefused) or fact.reason in USED_UP
 
 
-def _fact(line: Mapping[str, Any]) -> Fact | None:
-    """Return the fact that a line tells; None if it tells none. A key too many the recorder does not write."""
+def _fact(line: Mapping[str, Any]) -> Fact:
+    """Return the fact that a line tells; ValueError if it tells none. A key too many the recorder does not write."""
     values = {key: value for key, value in line.items() if key not in ("event", "time")}
     if line["event"] == "edge_joined":  # keys beside its own are parameters of its law
         own = {key.name for key in fields(EdgeJoined)}
         values["parameters"] = {key: values.pop(key) for key in set(values) - own}
-    try:
-        return _FACTS[line["event"]].validate_json(json.dumps(values), strict=True)
-    except ValidationError:
-        return None
+    return _FACTS[line["event"]].validate_json(json.dumps(values), strict=True)
 
 
 def _evaluation(row: Mapping[str, Any], metrics: Sequence[Metric]) -> Evaluation:
-    values = {metric: math.nan if row[metric.name] is None else row[metric.name] for metric in metrics}
-    return Evaluation(row["updates"], row["stage"], values)
+    """Return what a row says; ValueError for a value that is none of its metric."""
+    values = {}
+    for metric in metrics:
+        stated = row[metric.name]
+        values[metric] = math.nan if stated is None else number(stated)
+        if values[metric] is None or (metric.share and not (stated is None or 0 <= stated <= 1)):
+            raise ValueError(f"{metric.name} = {stated!r:.40}")
+    return Evaluation(row["updates"], row["stage"], cast(dict[Metric, float], values))
 
 
-def metrics_of(model: Model | None, summary: Mapping[str, Any]) -> Sequence[Metric]:
-    """Return the model's metrics; where it cannot be made here, as the summary names them."""
-    if model is not None:
-        return model.metrics
-    try:
-        return [Metric.from_dict(row) for row in summary["metrics"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableError(SUMMARY, f"metrics: {error!r:.100}") from error
-
-
-def check_events(files: RunFiles, events: RecordedEvents) -> Iterator[Check]:
+def check_events(run: CheckedRun) -> Iterator[Check]:
     """Check every line in order, and against the log where there is one."""
+    files, events = run.files, RecordedEvents(run)
+    if not run.scenario.records.events:
+        wrong = ["has lines, but the scenario asks for none"] if files.contents.get(EVENTS) else []
+        yield from judged("events", EVENTS, wrong, "the scenario asks for none, and there are none")
+        return
     for line in files.lines():
-        if wrong := events.take(line):
-            yield failed("events", EVENTS, f"line {events.lines}: {wrong}")
+        if differs := events.take(line):
+            yield failed("events", EVENTS, f"line {events.lines}: {differs}")
             return
     if missing := events.left_in_log():
         yield failed("events", EVENTS, f"ends before {missing:.200}, which is in the log")
         return
-    resumed = f", resumed {events.resumed} times" if events.resumed else ""
+    run.events = events
+    resumed = f", resumed {events.tally.resumed} times" if events.tally.resumed else ""
     source = "follow from those before them" if events.log is None else "agree with the log"
     yield passed("events", EVENTS, f"{events.lines} lines {source}{resumed}; times in order")
 
@@ -309,18 +358,16 @@ def check_events(files: RunFiles, events: RecordedEvents) -> Iterator[Check]:
 # -- summary.json --------------------------------------------------------------------------------------------
 
 
-def check_end(
-    files: RunFiles, scenario: Scenario, replay: LogReplay | None, events: RecordedEvents | None
-) -> Iterator[Check]:
+def check_end(run: CheckedRun) -> Iterator[Check]:
     """Check that log, events and summary say the same of the end, and that a run can have ended so."""
-    summary = files.json(SUMMARY)
+    scenario, summary, events, replay = run.scenario, run.files.summary, run.events, run.replay
     engine, reason, updates = summary.get("engine"), summary.get("reason"), summary.get("updates")
     wrong = []
     if events is not None and events.halts != [(updates, reason)]:
         wrong.append(
             f"{updates!r:.40} updates, {reason!r:.40}; events.jsonl has the halts {events.halts!r:.120}"
         )
-    last = (_rows(summary.get("evaluations")) or [{}])[-1]
+    last = (rows(summary, "evaluations") or [{}])[-1]
     useless = "loss" in last and last["loss"] is None
     if replay is not None:
         halted = None if replay.server.halted is None else replay.server.halted.reason
@@ -328,7 +375,7 @@ def check_end(
             halted = "diverged"  # x is finite, and its loss is not
         if halted != reason:
             wrong.append(f"reason = {reason!r:.40}; by the log {halted!r}")
-    budget = [row.get("gone") == "budget" for row in _rows(summary.get("edges"))]
+    budget = [row.get("gone") == "budget" for row in rows(summary, "edges")]
     whole = scenario.iterations
     if engine == "synchronous":
         whole = max(1, whole // scenario.workers) * scenario.workers
@@ -343,68 +390,58 @@ def check_end(
     }
     if not isinstance(reason, str) or not possible.get(reason, False):
         wrong.append(f"reason = {reason!r:.40} after {updates!r:.40} of {whole} updates: no run ends so")
-    yield from (failed("end", SUMMARY, detail) for detail in wrong)
-    if not wrong:
-        yield passed("end", SUMMARY, f"{reason} after {updates} updates, told alike by all records")
+    agree = f"{reason} after {updates} updates, told alike by all records"
+    yield from judged("end", SUMMARY, wrong, agree)
 
 
-def check_summary(
-    files: RunFiles,
-    scenario: Scenario,
-    model: Model | None,
-    replay: LogReplay | None,
-    events: RecordedEvents | None,
-) -> Iterator[Check]:
+def check_summary(run: CheckedRun) -> Iterator[Check]:
     """Check that summary.json is what the recorder makes of the log, of events.jsonl, or of its own counts."""
-    manifest, stated = files.json(MANIFEST), files.json(SUMMARY)
-    engine, metrics = str(manifest.get("engine")), metrics_of(model, stated)
-    tally = _tally_of(stated, metrics) if events is None else events.tally
+    manifest, stated, replay, events = run.files.manifest, run.files.summary, run.replay, run.events
+    try:
+        own = _Stated.model_validate(stated)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        told = f"{place} = {first['input']!r:.100}: {first['msg']}"
+        raise UnreadableError(SUMMARY, told) from error
+    tally = _tally_of(stated, run.metrics) if events is None else events.tally
     if events is None and replay is not None:
         replay.tally.evaluations = tally.evaluations
         tally = replay.tally
     alone = replay is None and events is None
-    seconds, parameters = stated.get("seconds"), stated.get("parameters")
-    if not _is_number(seconds) or not 0 <= seconds < math.inf or not _is_number(parameters):
-        raise UnreadableError(SUMMARY, f"seconds = {seconds!r:.40}, parameters = {parameters!r:.40}")
-    sized = SimpleNamespace(dimension=parameters, first_layer=slice(None), metrics=metrics)
-    draft = _Draft(str(manifest.get("run")))
+    sized = SimpleNamespace(dimension=own.parameters, first_layer=slice(None), metrics=run.metrics)
+    draft = _Draft(manifest.get("run"))
     recorded = summarise(
-        RunParts(scenario, cast(Dataset, None), model or cast(Model, sized), []),
+        RunParts(run.scenario, cast(Dataset, None), run.model or cast(Model, sized), []),
         draft,
         tally,
-        seconds,
+        own.seconds,
         name=str(manifest.get("name")),
-        engine=engine,
+        engine=run.engine,
         reason=str(stated.get("reason")),  # check_end judges it
     )
-    recorded["releases"] = stated.get("releases")  # these two the checks of privacy judge
-    recorded |= {key: stated[key] for key in ("privacy",) if key in stated}
-    if model is None:
-        recorded |= {key: stated[key] for key in ("rate",) if key in stated}
-        yield claimed("rate", SUMMARY, "rate: the run's model cannot be made here")
-    if engine in ENGINES:
-        recorded["virtual_seconds"] = stated.get("virtual_seconds")
+    recorded["releases"] = stated.get("releases")  # this and the statement the checks of privacy judge
+    taken = ["privacy"] if run.model is not None else ["privacy", "rate"]
+    recorded |= {key: stated[key] for key in taken if key in stated}
+    if run.simulated:
+        recorded["virtual_seconds"] = own.virtual_seconds
     else:
-        recorded["dropped"] = stated.get("dropped")
-        recorded["network"] = _network(stated, scenario, tally, replay)
-    recorded["refused"] = _refused(stated, tally, replay, events)
+        recorded["dropped"] = own.dropped
+        recorded["network"] = _network(own, run.scenario, tally, replay)
+    recorded["refused"] = _refused(own.refused, tally, replay, events)
     if alone:
         recorded |= {key: stated.get(key) for key in ("staleness", "stages")}
     draft.summary(recorded)
-    wrong = _differences(stated, draft.documents[SUMMARY])
-    times = replay.times if replay is not None else events.times if events is not None else None
-    wrong |= _impossible(stated, scenario, None if engine in ENGINES else times, alone=alone)
+    wrong = _impossible(run, own) | _differences(stated, draft.documents[SUMMARY])
     of_metrics = ("evaluations", "metrics", "final_", "best_")
+    source = "themselves" if alone else "events.jsonl" if replay is None else "the log"
     for check, agree in (
         ("summary", "updates, staleness, stages, edges, refusals and what the scenario decides"),
         ("evaluations", f"{len(tally.evaluations)} evaluations, with the final and the best"),
     ):
-        of_check = {key for key in wrong if key.startswith(of_metrics) == (check == "evaluations")}
-        yield from (failed(check, SUMMARY, wrong[key]) for key in of_check)
-        if not of_check:
-            source = "themselves" if alone else "events.jsonl" if replay is None else "the log"
-            yield passed(check, SUMMARY, f"{agree}, agree with {source}")
-    yield from _claims(stated, scenario, replay, events)
+        of_check = [wrong[key] for key in wrong if key.startswith(of_metrics) == (check == "evaluations")]
+        yield from judged(check, SUMMARY, of_check, f"{agree}, agree with {source}")
+    yield from _claims(run)
 
 
 def _tally_of(summary: Mapping[str, Any], metrics: Sequence[Metric]) -> Tally:
@@ -420,7 +457,7 @@ def _tally_of(summary: Mapping[str, Any], metrics: Sequence[Metric]) -> Tally:
 
 
 def _network(
-    stated: Mapping[str, Any], scenario: Scenario, tally: Tally, replay: LogReplay | None
+    own: _Stated, scenario: Scenario, tally: Tally, replay: LogReplay | None
 ) -> list[dict[str, Any]]:
     """Return the rows of the network with the round trips that are stated: nothing else shows them."""
     edges: dict[Any, Any] = {
@@ -429,23 +466,17 @@ def _network(
     }
     server = SimpleNamespace(edges=edges) if replay is None else replay.server
     service = SimpleNamespace(server=server, peers={}, tally=tally)
-    rows = network(
-        cast(CloudRun, SimpleNamespace(setting=SimpleNamespace(scenario=scenario), service=service))
-    )
-    for row, of_run in zip(rows, _rows(stated.get("network")), strict=False):
-        row["round_trip_ms"] = of_run.get("round_trip_ms")
-    return rows
+    cloud = SimpleNamespace(setting=SimpleNamespace(scenario=scenario), service=service)
+    made = network(cast(CloudRun, cloud))
+    for row, stated in zip(made, own.network, strict=False):
+        row["round_trip_ms"] = stated.round_trip_ms
+    return made
 
 
 def _refused(
-    stated: Mapping[str, Any], tally: Tally, replay: LogReplay | None, events: RecordedEvents | None
+    refused: Mapping[str, int], tally: Tally, replay: LogReplay | None, events: RecordedEvents | None
 ) -> dict[str, int]:
     """Return the refusals as counted; as stated, where further ones have neither a record nor a line."""
-    refused = stated.get("refused")
-    if not isinstance(refused, dict) or any(
-        type(count) is not int or count < 1 for count in refused.values()
-    ):
-        raise UnreadableError(SUMMARY, f"refused = {refused!r:.100}: not a count for each reason")
     counted = {}
     for reason in sorted({*refused, *tally.refused}):
         least, count = tally.refused[reason], refused.get(reason, 0)
@@ -458,68 +489,88 @@ def _refused(
     return counted
 
 
-def _impossible(
-    stated: Mapping[str, Any], scenario: Scenario, times: Sequence[float] | None, *, alone: bool
-) -> dict[str, str]:
+def _impossible(run: CheckedRun, own: _Stated) -> dict[str, str]:
     """Return, by key, figures that the recorder writes as they come and that no run has."""
-    wrong = {}
-    dropped, virtual = stated.get("dropped", {}), stated.get("virtual_seconds")
-    if not isinstance(dropped, dict) or any(
-        key not in DROPPED or type(count) is not int or count < 0 for key, count in dropped.items()
-    ):
-        wrong["dropped"] = f"dropped = {dropped!r:.100}: not a count for each kind of message"
-    if virtual is not None and not (_is_number(virtual) and 0 <= virtual < math.inf):
-        wrong["virtual_seconds"] = f"virtual_seconds = {virtual!r:.40}: not a time"
-    if times is not None:
-        elapsed = times[-1] - times[0] if times else 0.0
-        if not math.isclose(stated["seconds"], elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT):
-            wrong["seconds"] = f"seconds = {stated['seconds']!r:.40}; by the records {elapsed:g}"
-    edges, updates = _rows(stated.get("edges")), stated.get("updates")
-    if alone and not (
-        all(type(row[key]) is int for row in edges for key in ("edge", "applied", "last_sequence"))
-        and sum(row["applied"] for row in edges) == updates
-        and all(0 <= row["applied"] <= row["last_sequence"] for row in edges)
-        and all(0 <= row["edge"] < scenario.workers for row in edges)
-    ):
+    wrong, scenario, shown = {}, run.scenario, run.replay or run.events
+    if unknown := own.dropped.keys() - set(DROPPED):
+        wrong["dropped"] = f"dropped = {unknown!r:.100}: no kinds of messages"
+    if shown is not None and not run.simulated:
+        elapsed = shown.times[-1] - shown.times[0] if shown.times else 0.0
+        if not math.isclose(own.seconds, elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT):
+            wrong["seconds"] = f"seconds = {own.seconds}; by the records {elapsed:g}"
+    edges, updates = own.edges, own.updates
+    possible = all(row.applied <= row.last_sequence and row.edge < scenario.workers for row in edges)
+    if shown is None and not (possible and sum(row.applied for row in edges) == updates):
         wrong["edges"] = f"updates = {updates!r:.40}: edges = {edges!r:.200} cannot have made them"
-    every = 1 if stated.get("engine") == "synchronous" else scenario.evaluate_every  # at the end of a round
-    at: list[Any] = [row.get("updates") for row in _rows(stated.get("evaluations"))]
-    rising = all(type(t) is int for t in (*at, updates)) and at == sorted(set(at))
-    if not rising or (at and not 0 <= at[0] <= at[-1] <= updates):
+    every = 1 if run.engine == "synchronous" else scenario.evaluate_every  # at the end of a round
+    at = [row.updates for row in own.evaluations]
+    if at != sorted(set(at)) or at[-1:] > [updates]:
         wrong["evaluations"] = f"evaluations after {at!r:.80} updates of {updates!r:.40}"
     elif odd := [t for t in at if t != updates and (not every or t % every)]:
         wrong["evaluations"] = f"evaluations after {odd!r:.80} updates: by the scenario every {every}"
     return wrong
 
 
-def _claims(
-    stated: Mapping[str, Any], scenario: Scenario, replay: LogReplay | None, events: RecordedEvents | None
-) -> Iterator[Check]:
-    if replay is None and not scenario.records.events:
-        yield claimed(
-            "summary", SUMMARY, "updates, staleness, stages and edges: there is neither log nor events.jsonl"
+def _claims(run: CheckedRun) -> Iterator[Check]:
+    stated, events = run.files.summary, run.events
+    told = []
+    if run.model is None:
+        told.append(("rate", "rate: the run's model cannot be made here"))
+    if run.replay is None and not run.scenario.records.events:
+        told.append(
+            ("summary", "updates, staleness, stages and edges: there is neither log nor events.jsonl")
         )
     written = events is not None and not events.some_not_written
-    logged = USED_UP if replay is not None else ()
+    logged = USED_UP if run.replay is not None else ()
     if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in logged]:
-        yield claimed(
-            "refusals", SUMMARY, f"{', '.join(rest)}: refusals that changed nothing and have no line"
-        )
-    if rows := stated.get("evaluations"):
-        yield claimed(
-            "metrics",
-            SUMMARY,
-            f"values of {len(rows)} evaluations: they need the data set; `mapa replay` has it",
-        )
-    if stated.get("engine") in ENGINES:
-        yield claimed("times", SUMMARY, "seconds that the simulation took, and its virtual seconds")
-    else:
-        yield claimed("times", SUMMARY, "when each event came, round_trip_ms and dropped messages")
+        told.append(("refusals", f"{', '.join(rest)}: refusals that changed nothing and have no line"))
+    if count := len(stated["evaluations"]):
+        why = "they need the data set; `mapa replay` has it"
+        told.append(("metrics", f"values of {count} evaluations: {why}"))
+    times = "when each event came, round_trip_ms and dropped messages"
+    if run.simulated:
+        times = "seconds that the simulation took, and its virtual seconds"
+    yield from (claimed(name, SUMMARY, detail) for name, detail in (*told, ("times", times)))
 
 
-def _rows(value: object) -> list[dict[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+# -- model.safetensors ---------------------------------------------------------------------------------------
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def check_model(run: CheckedRun) -> Iterator[Check]:
+    """Check that model.safetensors is what the log gives; without one, that it has the form of the run's."""
+    replay, summary = run.replay, run.files.summary
+    tensors, metadata = run.files.model()
+    x, wrong = tensors.pop("x"), []
+    if replay is not None and (unequal := difference(x, replay.server.result)):
+        wrong.append(f"is not the replayed one: {unequal}")
+    if replay is None and summary.get("reason") != "diverged" and not is_finite(x):
+        wrong.append("numbers that are not finite")
+    updates = summary.get("updates") if replay is None else replay.server.updates
+    expected = {"scenario_sha256": run.scenario.digest, "updates": str(updates)}
+    if metadata != expected:
+        wrong.append(f"metadata {metadata!r:.200}; by the run {expected}")
+    if summary.get("parameters") != x.size:
+        wrong.append(f"{x.size} numbers; summary.json has parameters = {summary.get('parameters')!r:.40}")
+    if run.model is None:
+        yield claimed("blocks", MODEL, "names of the model's blocks: the run's model cannot be made here")
+    elif {name: tensor.tobytes() for name, tensor in tensors.items()} != {
+        block.name: x[block.slice].tobytes() for block in run.model.layout
+    }:
+        wrong.append("its blocks are not the vector x")
+    if replay is not None:
+        yield from judged("model", MODEL, wrong, f"the same {x.size} numbers as the replay's, bit for bit")
+        return
+    yield from (failed("model", MODEL, detail) for detail in wrong)
+    yield claimed("model", MODEL, "every number of the final model: without a log nothing is replayed")
+
+
+def difference(x: Vector, replayed: Vector) -> str:
+    """Say how two models differ; '' where every bit is the same."""
+    if x.shape != replayed.shape:
+        return f"{x.size} numbers, the replay has {replayed.size}"
+    unequal = np.flatnonzero(x.view(np.uint32) != np.ascontiguousarray(replayed, np.float32).view(np.uint32))
+    if not len(unequal):
+        return ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = float(np.abs(x.astype(np.float64) - replayed).max())
+    return f"{len(unequal)} of {x.size} numbers differ, the largest difference is {largest:g}"

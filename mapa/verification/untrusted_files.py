@@ -6,8 +6,10 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +20,22 @@ from safetensors.numpy import load
 
 from common.errors import ConfigurationError
 from common.quantities import Vector
-from common.records.gradient_log import (
-    HEAD_BYTES,
-    Entry,
-    LogDamagedError,
-    SegmentHead,
-    parse_head,
-    parse_record,
-)
+from common.records.gradient_log import Entry, LogDamagedError, Segment, SegmentHead, segment_name
+from common.records.layout import name_before_stamp
 from common.records.regular import (
     LONGEST_LINE,
     MOST_JSON,
     MOST_MODEL,
     few_values,
-    forget,
     lines_of,
     mapped,
     open_below,
     pieces_of,
+    table,
 )
 from edge.ledger import Standing
 from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
+from mapa.verification.check import UnreadableError
 
 MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
 START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors")  # the cloud at t = 1
@@ -46,35 +43,21 @@ START_OF_LOG = "log/000001.seg"
 LEDGERS = "ledgers"  # the folder in a bundle
 _SEGMENT = re.compile(r"log/\d{6}\.seg")
 FILES = re.compile("|".join([*map(re.escape, (MANIFEST, EVENTS, SUMMARY, MODEL, *START)), _SEGMENT.pattern]))
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker
 _DEPTH = 32  # of lists and objects in each other; records need 6
-_KEPT = 1 << 24  # bytes of a segment in memory
 _HEADER = 1 << 24  # bytes of a model's header
-
-
-class UnreadableError(Exception):
-    """A part of a run that cannot be read as what it is; says which."""
-
-    def __init__(self, part: str, why: object) -> None:
-        self.part = part
-        super().__init__(f"{part}: {why}")
-
-
-class NotCheckedError(Exception):
-    """Something that cannot be checked here; says why, and what would be needed."""
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
 
 
-def strict_json(content: bytes | memoryview, most: int) -> Any:
-    """Return the value; raise ValueError if it is longer than `most` bytes, not JSON, not finite or too deep."""
+def strict_object(content: bytes | memoryview, most: int) -> dict[str, Any]:
+    """Return a JSON object; ValueError if it is longer than `most` bytes, none, not finite, ambiguous or too deep."""
     if len(content) > most:
         raise ValueError(f"{len(content)} bytes, at most {most}")
     try:
         value = json.loads(
             few_values(bytes(content)).decode("utf-8"),
-            parse_constant=_no_constant,
+            parse_constant=_finite,
             parse_float=_finite,
             object_pairs_hook=_distinct,
         )
@@ -82,12 +65,6 @@ def strict_json(content: bytes | memoryview, most: int) -> Any:
         raise ValueError("nested too deeply") from None
     if not _is_shallow(value, _DEPTH):
         raise ValueError(f"nested more than {_DEPTH} deep")
-    return value
-
-
-def strict_object(content: bytes | memoryview, most: int) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError for any other value."""
-    value = strict_json(content, most)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
@@ -97,10 +74,6 @@ def canonical_json(value: Any) -> bytes:
     """Return the one way to write a value."""
     text = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode()
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
 
 
 def _finite(text: str) -> float:
@@ -159,20 +132,18 @@ class LedgerStatement(BaseModel):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FoundLedgers:
     """The ledgers of a run that are here."""
 
-    statements: list[LedgerStatement]
+    statements: list[LedgerStatement] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)  # file → edge: in RUN/state, without this run
     faults: dict[str, str] = field(default_factory=dict)  # file → why a ledger in RUN/state cannot be read
 
 
 def is_name_of(run: str, recorded: str) -> bool:
     """Tell whether the run with this id has this name on the broker."""
-    return recorded == run or (
-        recorded.startswith(run) and _STAMP.fullmatch(recorded[len(run) :]) is not None
-    )
+    return run in (recorded, name_before_stamp(recorded))
 
 
 def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
@@ -180,57 +151,59 @@ def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
 
     Raise ConfigurationError if a given directory has no ledger with this run, or one that cannot be read.
     """
-    statements: dict[str, LedgerStatement] = {}
-    others, faults = dict[str, str](), dict[str, str]()
+    found, by_edge = FoundLedgers(), dict[str, LedgerStatement]()
     for ledger in _ledgers_below(path / "state"):
         try:
             edge_id, of_run = _statements(ledger, run, below=path)
         except ConfigurationError as error:
-            faults[str(ledger)] = str(error)
+            found.faults[str(ledger)] = str(error)
             continue
-        statements |= {statement.edge_id: statement for statement in of_run}
+        by_edge |= of_run
         if not of_run:
-            others[str(ledger)] = edge_id
+            found.others[str(ledger)] = edge_id
     for directory in given:
-        of_run = [
-            statement
-            for ledger in _ledgers_below(directory)
-            for statement in _statements(ledger, run, below=directory)[1]
-        ]
-        if not of_run:
+        below = [_statements(ledger, run, below=directory)[1] for ledger in _ledgers_below(directory)]
+        if not any(below):
             raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
-        statements |= {statement.edge_id: statement for statement in of_run}
-    return FoundLedgers([statements[edge_id] for edge_id in sorted(statements)], others, faults)
+        for of_run in below:
+            by_edge |= of_run
+    found.statements = [by_edge[edge_id] for edge_id in sorted(by_edge)]
+    return found
 
 
 def _ledgers_below(directory: Path) -> list[Path]:
     return sorted({*directory.glob(FILE_NAME), *directory.glob(f"*/{FILE_NAME}")})
 
 
-def _statements(path: Path, run: str, *, below: Path) -> tuple[str, list[LedgerStatement]]:
-    """Return the edge of a ledger, and what it says of the run."""
+def _statements(path: Path, run: str, *, below: Path) -> tuple[str, dict[str, LedgerStatement]]:
+    """Return the edge of a ledger, and what it says of the run, by edge."""
     with ledger_snapshot(path.parent, below) as ledger:
-        return str(ledger.edge_id), [
-            LedgerStatement.of(str(path), standing)
-            for standing in ledger.standings()
-            if is_name_of(str(standing.account.run), run)
-        ]
+        standings = [one for one in ledger.standings() if is_name_of(str(one.account.run), run)]
+        edge_id = str(ledger.edge_id)
+        return edge_id, {str(one.edge_id): LedgerStatement.of(str(path), one) for one in standings}
 
 
 # -- runs ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class RunFiles:
     """The files of a run, from its directory or from a bundle: bytes by name."""
 
     contents: dict[str, memoryview]
-    ledgers: list[LedgerStatement] = field(default_factory=list)
-    other_ledgers: dict[str, str] = field(default_factory=dict)  # file → edge: kept here, without this run
+    ledgers: FoundLedgers = field(default_factory=FoundLedgers)
     prefix: str = ""  # of these names in a bundle
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return self._json(MANIFEST)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return self._json(SUMMARY)
 
     def content(self, name: str, most: int) -> memoryview:
         """Return a file's bytes; raise UnreadableError if it is missing or has more than `most`."""
@@ -241,8 +214,7 @@ class RunFiles:
             raise UnreadableError(name, f"{len(content)} bytes, at most {most}")
         return content
 
-    def json(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the run."""
+    def _json(self, name: str) -> dict[str, Any]:
         try:
             return strict_object(self.content(name, MOST_JSON), MOST_JSON)
         except ValueError as error:
@@ -250,10 +222,7 @@ class RunFiles:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of events.jsonl."""
-        content = self.contents.get(EVENTS)
-        if content is None:
-            raise UnreadableError(EVENTS, "missing")
-        number, lines = 1, lines_of(pieces_of(content))
+        number, lines = 1, lines_of(pieces_of(self.content(EVENTS, sys.maxsize)))
         try:
             while line := next(lines, b""):
                 if not line.endswith(b"\n"):
@@ -275,8 +244,7 @@ class RunFiles:
         x = tensors.get("x")
         if x is None or x.ndim != 1 or x.dtype != np.float32:
             raise UnreadableError(MODEL, "no flat vector x in float32")
-        metadata = header.get("__metadata__")
-        return tensors, metadata if isinstance(metadata, dict) else {}
+        return tensors, dict(table(header, "__metadata__"))
 
     @property
     def segments(self) -> list[str]:
@@ -285,48 +253,34 @@ class RunFiles:
 
     def head(self) -> SegmentHead:
         """Return the head of the first segment."""
-        names = self.segments
-        if not names:
+        if not self.segments:
             raise UnreadableError("log", "missing: this run did not keep its gradients")
-        return self._head(names[0])
+        return self._segment(1).head
+
+    def _segment(self, number: int, like: SegmentHead | None = None) -> Segment:
+        name = f"log/{segment_name(number)}"
+        try:
+            return Segment(self.content(name, sys.maxsize), number, like)
+        except LogDamagedError as error:
+            raise UnreadableError(name, error) from error
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Yield each record of the log and its segment; raise UnreadableError at the first damaged or missing one."""
         first = self.head()
-        for number, name in enumerate(self.segments, start=1):
-            if name != f"log/{number:06d}.seg":
-                raise UnreadableError(f"log/{number:06d}.seg", "missing")
-            head = self._head(name)
-            if head.segment != number or head[1:] != first[1:]:
-                raise UnreadableError(name, f"says that it is segment {head.segment}, or is of another run")
-            yield from ((name, entry) for entry in self._records(name))
-
-    def _head(self, name: str) -> SegmentHead:
-        try:
-            return parse_head(bytes(self.contents[name][:HEAD_BYTES]))
-        except LogDamagedError as error:
-            raise UnreadableError(name, error) from error
-
-    def _records(self, name: str) -> Iterator[Entry]:
-        content, at, kept = self.contents[name], HEAD_BYTES, 0
-        while at < len(content):
+        for number in range(1, len(self.segments) + 1):
+            segment, name = self._segment(number, first), f"log/{segment_name(number)}"
             try:
-                record = parse_record(content, at)
+                yield from ((name, entry) for entry in segment)
             except LogDamagedError as error:
-                raise UnreadableError(name, f"byte {at}: {error}") from error
-            if record is None:
-                raise UnreadableError(name, f"byte {at}: no whole record with its checksum")
-            entry, at = record
-            yield entry
-            if at - kept > _KEPT:
-                forget(content)
-                kept = at
+                raise UnreadableError(name, error) from error
+            if segment.is_torn:
+                raise UnreadableError(name, f"byte {segment.at}: no whole record with its checksum")
 
 
 def of_directory(path: Path) -> RunFiles:
     """Return the files of a run's directory; raise ConfigurationError if one is a symbolic link or not regular."""
     names = [MANIFEST, EVENTS, SUMMARY, MODEL, *START]
-    names += [f"log/{segment.name}" for segment in sorted((path / "log").glob("*.seg"))]
+    names += sorted(f"log/{segment.name}" for segment in (path / "log").glob("*.seg"))
     here = [name for name in names if FILES.fullmatch(name) and os.path.lexists(path / name)]
     try:
         return RunFiles({name: mapped(open_below(path, name)) for name in here})

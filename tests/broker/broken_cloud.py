@@ -7,13 +7,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from cloud import recovery_log as history_module
 from cloud import service
 from cloud.admission import EdgeAccount
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged, JudgedGradient
+from cloud.service import CloudService
 from common.messages import Effect, GradientArrived
+from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
 from mapa.cli import main
 
@@ -92,9 +95,9 @@ def killed() -> None:
     service._RECORD_EVERY = 0.02
     append = LogWriter.append
 
-    def reached(point: str) -> None:
+    def reached() -> None:
         nonlocal left
-        left -= point == step
+        left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -110,8 +113,27 @@ def killed() -> None:
 
     if step == "torn":
         LogWriter.append = torn  # type: ignore[method-assign]
-    else:
-        History.at = staticmethod(reached)
+        return
+    owner, name, half = {
+        "logged": (History, "_append", ""),
+        "applied": (CloudService, "_answer", ""),
+        "replied": (CloudService, "on_gradient", ""),
+        "checkpoint-half": (Checkpoints, "_file", "arrays.safetensors"),
+        "checkpoint-written": (Checkpoints, "_file", "state.json"),
+        "renamed": (Checkpoints, "write", ""),
+        "segment": (LogWriter, "_open", ""),
+    }[step]
+    method = getattr(owner, name)
+
+    def stepped(self: object, *given: Any, **named: Any) -> object:
+        if step == "applied":
+            reached()
+        done = method(self, *given, **named)
+        if step != "applied" and (not half or given[0].name == half):
+            reached()
+        return done
+
+    setattr(owner, name, stepped)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from mapa.brokers import Broker, find_mosquitto, private_mosquitto
 from tests.broker.loop_support import LoopThread
-from tests.program_support import PATIENCE
+from tests.program_support import PATIENCE, start_mapa
 
 
 @pytest.fixture
@@ -41,12 +43,12 @@ class Client:
         self.channel = MqttChannel(options, self.loop, on_connected=self._up, on_lost=self._down)
         if topic_filter is not None:
             self.channel.subscribe(topic_filter, self._take, qos=1, retained=True)
-        self._served = LoopThread(self.loop)
         try:
             self.channel.connect(PATIENCE)
         except BaseException:
-            self.close()
+            self.loop.close()
             raise
+        self._served = LoopThread(self.loop)
 
     def _note(self, change: Callable[[], None]) -> None:
         with self.changed:
@@ -66,11 +68,33 @@ class Client:
         with self.changed:
             assert self.changed.wait_for(condition, PATIENCE), f"in vain; seen {len(self.seen)} messages"
 
+    def close_channel(self, timeout: float = 5.0) -> None:
+        """Close it in its loop, and wait for that."""
+        until = time.monotonic() + PATIENCE
+        self.loop.post(lambda: self.channel.close(timeout))
+        while not self.channel.closed and time.monotonic() < until:
+            time.sleep(0.005)
+
     def close(self) -> None:
-        self.channel.close()
+        self.close_channel()
         self.loop.stop()
         self._served.join(PATIENCE)
         self.loop.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """Start `mapa` commands as processes, as `start_mapa` does; kill those that are left at the end."""
+    children: list[subprocess.Popen[Any]] = []
+
+    def one(*words: str, **more: Any) -> subprocess.Popen[Any]:
+        children.append(start_mapa(*words, **more))
+        return children[-1]
+
+    yield one
+    for child in children:
+        child.kill()
+        child.communicate()
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def self_killed(tmp_path: Path, steps: list[tuple[str, int]], updates: int, *set
         may_end_with=(-signal.SIGKILL,),
     )
     outcome = tried(tmp_path, plan)
-    assert outcome.wrong == ()
+    assert not outcome.wrong, outcome.wrong
     assert json.loads((tmp_path / "steps.json").read_text()) == []
     assert outcome.resumed == len(steps)
     return outcome
@@ -135,6 +135,6 @@ def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
 def test_thirty_kills_at_random_instants_lose_nothing(tmp_path: Path) -> None:
     plan = plan_of("quickstart", (), 3, 1000, data_directory(os.environ))
     outcome = tried(tmp_path, plan, make_kills(1, plan.bounds, int(os.environ.get("MAPA_KILLS", "30"))))
-    assert outcome.wrong == ()
+    assert not outcome.wrong, outcome.wrong
     (run,) = (outcome.directory / "runs").iterdir()
     assert json.loads((run / "summary.json").read_text())["final_accuracy"] > 0.7  # undisturbed: 0.82 … 0.84

@@ -16,9 +16,8 @@ from common.quantities import EdgeId, NoisyGradient
 from common.wire.codec import (
     decode_gradient,
     decode_hello,
+    encode,
     encode_gradient,
-    encode_halt,
-    encode_hello,
     incarnation_of,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, run_id
@@ -69,7 +68,7 @@ def test_a_forged_retained_halt_ends_nobody_and_is_taken_back(
         first = bed.edge()
         with bed.paused(lambda: bed.updates > 50, first):  # so that T cannot come before the second edge
             life = bed.cloud.service.server.incarnation if named else 5
-            forged = encode_halt(Halt("finished", 300, life))
+            forged = encode(Halt("finished", 300, life))
             forger.channel.publish(halt_topic(RUN), forged, qos=1, retain=True)
             bed.wait(lambda: bed.cloud.service.dropped["halt"] == 1)
             bed.edge(state="late")  # it would have found it retained
@@ -85,7 +84,7 @@ def test_a_retained_hello_takes_no_shard_of_the_next_run(
     mosquitto: Broker, tmp_path: Path, connect: Connect
 ) -> None:
     forger = connect(mosquitto, "forger", "mapa/v1/test/#")
-    hello = encode_hello(Hello(edge_id=EdgeId("ghost"), nonce="a" * 16))
+    hello = encode(Hello(edge_id=EdgeId("ghost"), nonce="a" * 16))
     topic = edge_topic(RUN, EdgeId("ghost"), EdgeTopic.HELLO)
     forger.channel.publish(topic, hello, qos=1, retain=True)
     forger.wait(lambda: len(forger.seen) == 1)

@@ -16,8 +16,7 @@ from common.quantities import RunId
 from common.scenario.scenario import parse_scenario
 from edge.sqlite_ledger import ledger_snapshot
 from mapa.brokers import Broker
-from mapa.simulation.simulator import simulate
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, simulate
 from tests.broker.testbed_support import assert_applied_exactly_once, open_testbed, scenario
 from tests.program_support import environment
 

@@ -9,7 +9,7 @@ import pytest
 
 from common.transport.connection import MqttOptions
 from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
-from mapa.doctor import NOTE, OK, check_broker
+from mapa.commands.doctor import NOTE, OK, check_broker
 from tests.program_support import Mapa
 
 pytestmark = pytest.mark.broker

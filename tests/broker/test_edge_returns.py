@@ -1,7 +1,8 @@
-"""An edge that was killed, restored from an old copy, or ended while its broker was away (a real Mosquitto)."""
+"""An edge that is killed, restored from an old copy, or ended while its broker is away; and what it imports."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ from common.wire.codec import decode_gradient
 from common.wire.topics import parse_edge_topic, run_id
 from edge.sqlite_ledger import ledger_snapshot
 from mapa.brokers import Broker
-from mapa.process_run import one_thread_each
+from mapa.processes import one_thread_each
 from tests.broker.testbed_support import (
     PATIENCE,
     Testbed,
@@ -40,19 +41,21 @@ Connect = Callable[..., Any]
 KILLED = """
 import os, signal, sys
 from edge.client import EdgeClient
+from edge.session import PushOutbox
 from mapa.cli import main
 
 moment, sequence = sys.argv.pop(1), int(sys.argv.pop(1))
-push = EdgeClient._push
+perform = EdgeClient._perform
 
-def killed(self, number):
-    if number == sequence and moment == "before":
+def killed(self, effect):
+    last = isinstance(effect, PushOutbox) and effect.sequence == sequence
+    if last and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    push(self, number)
-    if number == sequence:
+    perform(self, effect)
+    if last:
         os.kill(os.getpid(), signal.SIGKILL)
 
-EdgeClient._push = killed
+EdgeClient._perform = killed
 main()
 """
 
@@ -236,3 +239,59 @@ def test_an_edge_that_is_told_twice_waits_no_longer(mosquitto: Broker, tmp_path:
             eventually(lambda: "to say leave" in log(bed, 0), "the first was heard")
         assert edge.wait(PATIENCE) == 0
         mosquitto.start()  # else the cloud waits for it to say its halt
+
+
+# -- what it imports ----------------------------------------------------------------------------------
+
+PROBE = """
+import json, sys
+from pathlib import Path
+from mapa.cli import main
+place = Path(sys.argv.pop(1))
+try:
+    main()
+finally:
+    place.write_text(json.dumps(sorted(sys.modules)))
+"""
+# On a small board every library is memory and seconds.
+NEEDLESS = {
+    "amqtt",
+    "asyncio",
+    "cloud",
+    "docker",
+    "dp_accounting",
+    "h5py",
+    "matplotlib",
+    "mlxtend",
+    "multiprocessing",
+}
+NEEDLESS |= {
+    "pandas",
+    "prometheus_client",
+    "ray",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "sympy",
+    "torch",
+}
+
+
+@pytest.mark.parametrize(
+    "privacy", [{"noise_multiplier": 2.0}, {"noise_multiplier": 2.0, "total_epsilon": 4.0}]
+)
+def test_an_edge_that_trains_lr_imports_nothing_it_does_not_need(
+    mosquitto: Broker, tmp_path: Path, privacy: dict[str, float]
+) -> None:
+    """Its budget is the accountant's business, which has a process of its own."""
+    found = tmp_path / "modules.json"
+    with open_testbed(mosquitto.address, tmp_path, scenario(edges=1, iterations=20, privacy=privacy)) as bed:
+        command = program(bed, PROBE, str(found), "edge")
+        bed.edges.append(subprocess.Popen(command, env=one_thread_each(), cwd=ROOT))
+        summary = bed.finish()
+        assert [child.returncode for child in bed.edges] == [0]
+    assert summary["updates"] == 20
+    imported = {name.partition(".")[0] for name in json.loads(found.read_text())}
+    assert {"numpy", "paho", "edge", "sqlite3"} <= imported
+    assert not imported & NEEDLESS

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from tests.blocks_support import Block, blocks_of
 from tests.local_support import write_csv
+from tests.pages_support import Block, blocks_of
 from tests.program_support import PATIENCE, ROOT, environment, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -20,7 +20,7 @@ from common.wire.codec import decode_halt, decode_presence
 from common.wire.topics import halt_topic, presence_topic, run_id
 from mapa.brokers import Broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.run_view import PlainView
+from mapa.run_view import view_for
 from tests.broker.testbed_support import scenario
 
 pytestmark = pytest.mark.broker
@@ -39,7 +39,7 @@ def test_a_halt_is_delivered_though_the_queue_was_full(
             broker=mosquitto.address,
             credentials=Credentials(),
             directory=records,
-            view=PlainView(setting.scenario, Console(quiet=True)),
+            view=view_for(setting.scenario, Console(quiet=True)),
             edges_at_least=1,
         ) as cloud,
     ):

@@ -1,4 +1,4 @@
-"""Edges with CSV files of their own, over a real broker: trained, accounted, and nothing told about the records."""
+"""Records of edges' own and shards of a data set, over a real broker: one budget each, and nothing told about them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloud.admission import ShardIndices
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.mechanism.mechanism import Mechanism
@@ -159,7 +160,7 @@ def test_a_cell_that_is_no_number_is_told_on_the_edge_and_nowhere_else(
         assert "row 57, column 'age'" in said
         [account] = bed.cloud.service.server.edges.values()
         assert account.left == "refused"
-        bed.cloud.directory.flush()
+        bed.cloud.directory.events.flush()
     written = b"".join(p.read_bytes() for p in (directory / "records").rglob("*") if p.is_file())
     spy.wait(lambda: any(topic.endswith("/leave") for topic, _ in spy.seen))
     sent = b"".join(payload for _, payload in spy.seen)
@@ -177,3 +178,61 @@ def test_the_wrong_kind_of_run_is_refused_either_way(mosquitto: Broker, tmp_path
     with open_testbed(mosquitto.address, tmp_path / "bed-2", scenario(), run="two") as bed:
         assert edge(bed, mine).wait(PATIENCE) == 2
         assert "data.set = 'mnist-5k'" in log(bed, 0)
+
+
+# -- shards of a data set: the records' total stays within the budget, whatever the cloud deals -------------
+
+BUDGET = ("--count", "5", "--total-epsilon", "2")
+
+
+def spend(broker: Broker, directory: Path, code: int, **changes: Any) -> str:
+    """Let a fleet of five spend its budget in a run; return what it said."""
+    values = scenario(**{"edges": 5, "iterations": 100_000, "privacy": {"noise_multiplier": 4.0}, **changes})
+    with open_testbed(broker.address, directory / "run", values, edges_at_least=1) as bed:
+        bed.directory = directory
+        assert bed.edge(*BUDGET).wait(PATIENCE) == code, bed.logs()
+    return (directory / "edge-0.log").read_text()
+
+
+def test_five_edges_on_the_same_records_spend_one_budget(
+    mosquitto: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = spend(mosquitto, tmp_path, 2, data={"partition": "shared", "sampler": "shuffled"}, batch_size=1000)
+    assert said.count("no two edges release the same records at the same time") == 4
+    assert said.count("the privacy budget is spent") == 1
+    document = stated(tmp_path / "state", capsys)
+    assert 0 < document["epsilon"] <= 2
+
+
+def test_a_cloud_that_deals_one_shard_to_all_finds_one_edge(
+    mosquitto: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ShardIndices, "deal", lambda *_: 0)
+    said = spend(mosquitto, tmp_path, 2, data={"sampler": "shuffled"}, batch_size=200)
+    assert said.count("no two edges release the same records at the same time") == 4
+    document = stated(tmp_path / "state", capsys)
+    assert 0 < document["epsilon"] <= 2
+
+
+def test_another_cut_of_the_same_data_finds_what_is_left(
+    mosquitto: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms: dict[str, Any] = {
+        "batch_size": 200,
+        "data": {"sampler": "shuffled"},
+        "privacy": {"noise_multiplier": 6.0},
+    }
+    first = scenario(edges=5, iterations=60, **terms)
+    with open_testbed(mosquitto.address, tmp_path / "first", first, run="first", edges_at_least=5) as bed:
+        bed.directory = tmp_path
+        bed.edge("--count", "5", "--total-epsilon", "4")
+        bed.finish()
+    before = stated(tmp_path / "state", capsys)["epsilon"]
+    assert 0 < before <= 4
+    again = scenario(edges=2, iterations=100_000, **terms)
+    with open_testbed(mosquitto.address, tmp_path / "second", again, run="second", edges_at_least=2) as bed:
+        bed.directory = tmp_path
+        assert bed.edge("--count", "2", "--total-epsilon", "4").wait(PATIENCE) == 0
+    document = stated(tmp_path / "state", capsys)
+    assert before < document["epsilon"] <= 4
+    assert "different cuts of the same data" in document["composed_because"]

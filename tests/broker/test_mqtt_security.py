@@ -89,7 +89,7 @@ def passwords(folder: Path, **users: str) -> Path:
 def test_a_tls_listener_with_its_ca_carries_messages(
     tls_broker: Broker, certificates: Path, connect: Connect, size: int
 ) -> None:
-    client = connect(tls_broker, "c", "x", tls=TlsFiles(ca=certificates / "ca.pem"))
+    client = connect(tls_broker, "c", "x", credentials=Credentials(tls=TlsFiles(ca=certificates / "ca.pem")))
     for qos in (0, 1):
         client.channel.publish("x", bytes([qos]) * size, qos=qos)
     client.wait(lambda: len(client.seen) == 2)
@@ -98,7 +98,9 @@ def test_a_tls_listener_with_its_ca_carries_messages(
 
 def try_connect(broker: Broker, seconds: float = PATIENCE, **more: Any) -> None:
     with SelectorLoop() as loop:
-        options = MqttOptions(address=broker.address, client_id="c", connect_timeout=seconds, **more)
+        options = MqttOptions(
+            address=broker.address, client_id="c", connect_timeout=seconds, credentials=Credentials(**more)
+        )
         MqttChannel(options, loop).connect(1.5 * seconds)
 
 
@@ -129,7 +131,9 @@ def test_a_file_that_is_no_certificate_is_refused(mosquitto: Broker, tmp_path: P
 def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -> None:
     options = MosquittoOptions(password_file=passwords(tmp_path, e1="right"))
     with private_mosquitto(tmp_path / "broker", options) as broker:
-        assert connect(broker, "c", username="e1", password="right").channel.connected
+        assert connect(
+            broker, "c", credentials=Credentials(username="e1", password="right")
+        ).channel.connected
         for more in ({"username": "e1", "password": "wrong"}, {"username": "e2", "password": "right"}, {}):
             with pytest.raises(ConfigurationError, match="refused user") as caught:
                 try_connect(broker, **more)
@@ -137,8 +141,8 @@ def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -
 
 
 def test_the_password_is_never_shown() -> None:
-    options = MqttOptions(address=BrokerAddress("h"), client_id="c", username="u", password="secret")
-    assert "secret" not in repr(options)
+    given = Credentials(username="u", password="secret")
+    assert "secret" not in repr(MqttOptions(address=BrokerAddress("h"), client_id="c", credentials=given))
 
 
 @pytest.fixture
@@ -188,7 +192,7 @@ def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
         bed.wait(lambda: bed.updates > 10)
         thrown_out = [f"test::{service.presence.nonce}", "cloud", "test:e1", "e1"]
         for client_id in thrown_out:  # what the presence and the topics tell every edge
-            thief = connect(broker, client_id, username="e2", password="2", tls=tls)
+            thief = connect(broker, client_id, credentials=Credentials(username="e2", password="2", tls=tls))
             thief.close()
         assert bed.finish()["updates"] == 200
         assert service.traffic.lost_connections == 0
@@ -199,11 +203,13 @@ def test_an_edge_account_can_retain_in_its_branch_of_the_run_alone(
     shipped: tuple[Broker, BrokerAddress], certificates: Path, connect: Connect
 ) -> None:
     (broker, clouds), tls = shipped, TlsFiles(ca=certificates / "ca.pem")
-    edge = connect(broker, "e1", username="e1", password="1", tls=tls)
+    edge = connect(broker, "e1", credentials=Credentials(username="e1", password="1", tls=tls))
     for number in range(20):
         edge.channel.publish(f"mapa/v1/other-{number}/edge/e1/hello", b"x", qos=1, retain=True)
     edge.channel.publish("mapa/v1/test/edge/e1/leave", b"x", qos=1, retain=True)
-    cloud = connect(clouds, "cloud", "mapa/v1/#", username="cloud", password="c", tls=tls)
+    cloud = connect(
+        clouds, "cloud", "mapa/v1/#", credentials=Credentials(username="cloud", password="c", tls=tls)
+    )
     cloud.wait(lambda: len(cloud.seen) > 0)
     cloud.channel.publish("mapa/v1/test/mark", b"x", qos=1)
     cloud.wait(lambda: cloud.seen[-1][0].endswith("mark"))
@@ -220,8 +226,8 @@ def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(tmp_path: Path, c
     )
     run, one, two = RunId("r"), EdgeId("e1"), EdgeId("e2")
     with private_mosquitto(tmp_path / "broker", options) as broker:
-        cloud = connect(broker, "cloud", "mapa/v1/#", username="cloud", password="c")
-        edge = connect(broker, "r:e1", "mapa/v1/#", username="e1", password="1")
+        cloud = connect(broker, "cloud", "mapa/v1/#", credentials=Credentials(username="cloud", password="c"))
+        edge = connect(broker, "r:e1", "mapa/v1/#", credentials=Credentials(username="e1", password="1"))
         # what e1 must not write: another's branch, its own welcome and model, halt
         edge.channel.publish(edge_topic(run, two, EdgeTopic.GRADIENT), b"forged", qos=1)
         edge.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"forged", qos=1)
@@ -250,9 +256,7 @@ def test_the_recipes_broker_without_a_container_knows_a_new_account_after_a_sigh
         options = MqttOptions(
             address=BrokerAddress("localhost", port),
             client_id=name,
-            username=name,
-            password=path.read_text().strip(),
-            tls=tls,
+            credentials=Credentials(username=name, password=path.read_text().strip(), tls=tls),
         )
         with SelectorLoop() as loop:
             channel = MqttChannel(options, loop)
@@ -277,3 +281,31 @@ def test_the_recipes_broker_without_a_container_knows_a_new_account_after_a_sigh
     finally:
         broker.kill()
         broker.wait()
+
+
+def certificate_of_localhost(folder: Path) -> Path:
+    """Return a key and a certificate, its own authority, that names localhost and no address."""
+    folder.mkdir()
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    words += " -addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem"
+    subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
+
+
+def test_an_edge_behind_a_link_trusts_the_broker_by_its_own_name(tmp_path: Path) -> None:
+    tls = certificate_of_localhost(tmp_path / "tls")
+    ca = tls / "cert.pem"
+    options = MosquittoOptions(certificate=ca, key=tls / "key.pem", ca=ca)
+    with private_mosquitto(tmp_path / "broker", options) as broker:
+        address = BrokerAddress("localhost", broker.address.port)
+        values = scenario(edges=1, iterations=200, links=[{"delay_ms": 5.0}])
+        with open_testbed(
+            address, tmp_path / "run", values, credentials=Credentials(tls=TlsFiles(ca=ca))
+        ) as bed:
+            child = bed.edge("--tls-ca", str(ca), "--connect-timeout", "5")
+            bed.wait(lambda: bed.updates > 0 or child.poll() is not None)
+            assert bed.updates > 0, bed.logs()
+            (row,) = bed.finish()["network"]
+    assert row["round_trip_ms"] >= 10.0

@@ -23,11 +23,8 @@ from common.wire.codec import (
     decode_hello,
     decode_leave,
     decode_presence,
-    encode_halt,
+    encode,
     encode_model,
-    encode_presence,
-    encode_refuse,
-    encode_welcome,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic, run_id
 from mapa.brokers import Broker
@@ -216,7 +213,7 @@ class Script:
     def presence(
         self, *, online: bool = True, life: int = LIFE, over: bool = False, nonce: str = "a" * 16
     ) -> None:
-        payload = encode_presence(Presence(online, nonce, life, over))
+        payload = encode(Presence(online, nonce, life, over))
         self.client.channel.publish(presence_topic(RUN), payload, qos=1, retain=True)
 
     def hellos(self) -> list[Hello]:
@@ -234,7 +231,7 @@ class Script:
     def refuse(self, reason: str, hello: Hello | None, life: int = LIFE) -> None:
         nonce, number = (None, None) if hello is None else (hello.nonce, hello.number)
         known = 9 if reason == "ledger-lost" else None
-        self.answer(encode_refuse(Refuse(NODE, reason, "a detail", nonce, number, life, known)))
+        self.answer(encode(Refuse(NODE, reason, "a detail", nonce, number, life, known)))
 
     def welcome(self, hello: Hello, life: int = LIFE, last_sequence: int = 0) -> bytes:
         admission = Welcome(
@@ -248,7 +245,7 @@ class Script:
             number=hello.number,
             incarnation=life,
         )
-        payload = encode_welcome(admission)
+        payload = encode(admission)
         self.answer(payload)
         return payload
 
@@ -314,7 +311,7 @@ def test_it_says_hello_for_another_life_as_a_stranger_and_to_another_cloud_and_k
     script.model(0, life=9)
     script.client.wait(lambda: gradients(script.client)[-1].sequence == 2)
     assert gradients(script.client)[-1].incarnation == 9
-    script.client.channel.publish(halt_topic(RUN), encode_halt(Halt("finished", 1, 9)), qos=1, retain=True)
+    script.client.channel.publish(halt_topic(RUN), encode(Halt("finished", 1, 9)), qos=1, retain=True)
     script.hello(lambda other: other.number > hello.number)  # a halt alone ends nobody
     script.presence(online=False, over=True, life=9)
     assert "finished after 1 updates" in processes.ends(node, 0)

@@ -5,26 +5,62 @@ Kills at every step and at random instants are in test_chaos.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import resource
 import shlex
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from common.datasets.catalogue import data_directory
 from common.records.gradient_log import LogReader
 from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
-from tests.broker.test_records_fail import lab
 from tests.broker.test_run_endings import only_run
 from tests.local_support import local_values, write_csv, write_toml
 from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+
+@contextlib.contextmanager
+def lab(
+    broker: Broker, directory: Path, *arguments: str, limit: int | None = None
+) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Start `mapa cloud` and two edges in one process; kill whoever is left.
+
+    `limit` is the most bytes of one file of the cloud. It stands for a full disk: it fails in the midst of a write too,
+    for any user.
+    """
+    reached = ["--broker", str(broker.address), "--run", "lab"]
+    data = ["--data-dir", str(data_directory(os.environ))]
+
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    settings = ["--set", "iterations=1000000", "--edges", "2", "--runs-dir", str(directory / "runs")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    cloud = start_mapa(
+        "cloud", "quickstart", *reached, *data, *settings, *arguments, preexec_fn=limited, **pipes
+    )
+    state = ("--count", "2", "--state-dir", str(directory / "state"))
+    children = (cloud, start_mapa("edge", *reached, *data, *state, **pipes))
+    try:
+        yield children
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
 
 
 def test_resuming_is_refused_where_it_makes_no_sense(mosquitto: Broker, tmp_path: Path) -> None:
@@ -73,14 +109,14 @@ def test_a_full_disk_stops_the_run_and_with_room_it_goes_on(mosquitto: Broker, t
 
 
 def test_a_cloud_whose_edges_bring_their_records_goes_on_with_the_command_that_it_prints(
-    mosquitto: Broker, tmp_path: Path
+    mosquitto: Broker, tmp_path: Path, start: Callable[..., subprocess.Popen[Any]]
 ) -> None:
     """On a full disk, from another folder, and its edge too; the test data are not said again."""
     scenario = write_toml(tmp_path / "local.toml", local_values(edges=1, iterations=300))
     test, own = write_csv(tmp_path / "test.csv", 50, seed=2), write_csv(tmp_path / "own.csv", 200)
     reached = ("--broker", str(mosquitto.address), "--run", "lab")
     env = {**environment(), REGISTRY_VARIABLE: str(tmp_path / "registry.sqlite3")}
-    cloud = start_mapa(
+    cloud = start(
         *("cloud", str(scenario), *reached, "--test-data", "test.csv", "--runs-dir", str(tmp_path / "runs")),
         env=env,
         cwd=tmp_path,
@@ -88,26 +124,19 @@ def test_a_cloud_whose_edges_bring_their_records_goes_on_with_the_command_that_i
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
     )
-    edge = start_mapa(
-        *("edge", *reached, "--data", str(own), "--state-dir", str(tmp_path / "state")), env=env
-    )
-    try:
-        _, said = cloud.communicate(timeout=PATIENCE)
-        assert cloud.returncode == 1, said
-        printed = re.search(r"go on with mapa (cloud --resume .*)", said)
-        assert printed is not None, said
-        test.rename(tmp_path / "elsewhere.csv")
-        gone = mapa(*shlex.split(printed[1]))
-        assert gone.returncode == 2, gone.stderr
-        assert f"no longer in {test}; say where with --test-data" in gone.stderr
-        (tmp_path / "elsewhere.csv").rename(test)
-        again = mapa(*shlex.split(printed[1]))
-        assert again.returncode == 0, again.stderr
-        assert edge.wait(PATIENCE) == 0
-    finally:
-        for child in (cloud, edge):
-            child.kill()
-            child.communicate()
+    edge = start(*("edge", *reached, "--data", str(own), "--state-dir", str(tmp_path / "state")), env=env)
+    _, said = cloud.communicate(timeout=PATIENCE)
+    assert cloud.returncode == 1, said
+    printed = re.search(r"go on with mapa (cloud --resume .*)", said)
+    assert printed is not None, said
+    test.rename(tmp_path / "elsewhere.csv")
+    gone = mapa(*shlex.split(printed[1]))
+    assert gone.returncode == 2, gone.stderr
+    assert f"no longer in {test}; say where with --test-data" in gone.stderr
+    (tmp_path / "elsewhere.csv").rename(test)
+    again = mapa(*shlex.split(printed[1]))
+    assert again.returncode == 0, again.stderr
+    assert edge.wait(PATIENCE) == 0
     run = only_run(tmp_path / "runs")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["updates"] == 300
@@ -185,3 +214,55 @@ def test_without_the_log_only_the_last_checkpoints_and_their_segments_stay(
     run = only_run(tmp_path / "runs")
     assert not (run / "log").exists()
     assert len(list((run / "checkpoints").iterdir())) in (1, 2)
+
+
+# -- what a killed cloud leaves ------------------------------------------------------------------------------
+
+
+def test_what_a_killed_cloud_leaves_is_told_by_the_ledger_and_by_the_next_cloud(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    with lab(mosquitto, tmp_path) as (cloud, _):
+        eventually(lambda: journal_has(runs, '"gradient_applied"'), "an update")
+        cloud.send_signal(signal.SIGKILL)
+        cloud.wait(PATIENCE)
+    killed = only_run(runs)
+    stated = mapa("ledger", str(killed), "--json")
+    assert stated.returncode == 0, stated.stderr
+    assert f"{killed}: unfinished: events up to t = " in stated.stderr
+    assert "no summary: the cloud has not ended normally" in stated.stderr
+    assert "edges may have released more" in stated.stderr
+    document = json.loads(stated.stdout)
+    shown = [
+        json.loads(line) for line in (killed / "events.jsonl").read_bytes().splitlines(keepends=True)[:-1]
+    ]
+    for row in document["edges"]:
+        sequences = [
+            e["sequence"] for e in shown if e["event"] == "gradient_applied" and e["edge"] == row["edge"]
+        ]
+        assert (
+            row["releases"] >= max(sequences, default=0) >= row["releases"] - 1
+        )  # the last line may be whole
+    assert document["unfinished"] in stated.stderr
+    with lab(mosquitto, tmp_path) as (cloud, _):
+        eventually(lambda: len([*runs.glob("*/manifest.json")]) == 2, "a second run")
+        eventually(lambda: any(trained_in(path) for path in runs.iterdir() if path != killed), "an update")
+        cloud.send_signal(signal.SIGINT)
+        _, said = cloud.communicate(timeout=PATIENCE)
+    assert f"{killed}: unfinished: events up to t = " in said
+    assert "this cloud starts a new run at t = 1" in said
+    (second,) = (path for path in runs.iterdir() if path != killed)
+    compared = mapa("compare", str(killed), str(second), "--out", str(tmp_path / "both"), "--json")
+    assert compared.returncode == 0, compared.stderr
+    ends = {
+        Path(row["run"]).name: (row["end"], row["updates"]) for row in json.loads(compared.stdout)["runs"]
+    }
+    assert ends[killed.name][0] == "unfinished"
+    assert ends[killed.name][1] > 0
+    assert ends[second.name][0] == "interrupted"
+    assert compared.stderr.count("unfinished") == 1
+
+
+def trained_in(run: Path) -> bool:
+    return '"gradient_applied"' in (run / "events.jsonl").read_text()

@@ -7,6 +7,7 @@ import os
 import signal
 import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from common.datasets.catalogue import data_directory, load_dataset
 from common.models.registry import make_model
-from experiments.observer import nearest_image, observe_directory
+from experiments.reconstruction import nearest_image, observe_directory
 from mapa.brokers import Broker
 from mapa.process_run import edge_counts
 from tests.broker.testbed_support import open_testbed, scenario
@@ -22,6 +23,7 @@ from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
 pytestmark = pytest.mark.broker
+Start = Callable[..., subprocess.Popen[Any]]
 
 
 def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -43,12 +45,8 @@ def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_no
     assert ran["updates"] == 800
     assert ran["staleness"]["max"] >= 1
     records = Path(ran["path"])
-    assert {path.name for path in records.iterdir()} >= {
-        "manifest.json",
-        "events.jsonl",
-        "summary.json",
-        "model.safetensors",
-    }
+    names = {"manifest.json", "events.jsonl", "summary.json", "model.safetensors"}
+    assert {path.name for path in records.iterdir()} >= names
 
 
 @pytest.mark.usefixtures("mosquitto")
@@ -75,17 +73,8 @@ def test_the_edges_of_a_local_run_take_no_option_from_the_environment(
 
 
 def test_the_embedded_broker_serves_where_no_mosquitto_is(tmp_path: Path) -> None:
-    options = (
-        "--set",
-        "iterations=60",
-        "--edges",
-        "2",
-        "--broker",
-        "embedded",
-        "--runs-dir",
-        str(tmp_path),
-        "--json",
-    )
+    options = ("--set", "iterations=60", "--edges", "2", "--broker", "embedded")
+    options = (*options, "--runs-dir", str(tmp_path), "--json")
     assert summary(mapa("run", "quickstart", *options))["updates"] == 60
 
 
@@ -97,38 +86,35 @@ def test_a_wrong_scenario_ends_with_2_before_anything_starts(tmp_path: Path) -> 
 
 
 def test_a_run_whose_edges_all_fail_says_why(tmp_path: Path) -> None:
-    values = (
-        "--set",
-        "privacy.epsilon_floor=10",
-        "--set",
-        "privacy.noise=gamma-norm",
-        "--set",
-        "privacy.epsilon=1",
-    )
+    changes = ("privacy.epsilon_floor=10", "privacy.noise=gamma-norm", "privacy.epsilon=1")
+    values = [word for change in changes for word in ("--set", change)]
     options = ("--edges", "1", "--broker", "embedded", "--runs-dir", str(tmp_path))
     done = mapa("run", "quickstart", *values, *options)
     assert done.returncode == 1
     assert "epsilon-floor" in done.stderr
 
 
+def lab(
+    start: Start, broker: Broker, directory: Path, *words: str, **more: Any
+) -> list[subprocess.Popen[str]]:
+    """Start a cloud and an edge, and wait for an update."""
+    reached = ("--broker", str(broker.address), "--run", "lab")
+    endless = ("--runs-dir", str(directory), "--set", "iterations=1000000")
+    edge = ("--state-dir", str(directory / "state"), "--data-dir", str(data_directory(os.environ)))
+    children = [start("cloud", "quickstart", *reached, *endless, *words, text=True, **more)]
+    children.append(start("edge", *reached, *edge))
+    eventually(lambda: journal_has(directory, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
+    return children
+
+
 def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
-    mosquitto: Broker, tmp_path: Path
+    mosquitto: Broker, tmp_path: Path, start: Start
 ) -> None:
-    words = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
-    words += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000", "--json"]
-    cloud = start_mapa(*words, stdout=subprocess.PIPE, text=True)
-    child = start_edge(mosquitto, tmp_path)
-    try:
-        _await_updates(tmp_path)
-        cloud.send_signal(signal.SIGINT)
-        printed, _ = cloud.communicate(timeout=PATIENCE)
-        assert cloud.returncode == 130
-        assert child.wait(PATIENCE) == 0
-    finally:
-        for process in (cloud, child):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    cloud, edge = lab(start, mosquitto, tmp_path, "--json", stdout=subprocess.PIPE)
+    cloud.send_signal(signal.SIGINT)
+    printed, _ = cloud.communicate(timeout=PATIENCE)
+    assert cloud.returncode == 130
+    assert edge.wait(PATIENCE) == 0
     ended = json.loads(printed)
     lines = (Path(ended["path"]) / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -139,38 +125,16 @@ def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
 
 
 def test_a_halt_said_while_the_broker_is_away_reaches_the_edges_when_it_is_back(
-    mosquitto: Broker, tmp_path: Path
+    mosquitto: Broker, tmp_path: Path, start: Start
 ) -> None:
-    words = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
-    words += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000"]
-    cloud = start_mapa(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    edge = start_edge(mosquitto, tmp_path)
-    try:
-        _await_updates(tmp_path)
-        mosquitto.stop(signal.SIGKILL)
-        cloud.send_signal(signal.SIGINT)
-        assert cloud.stderr is not None
-        assert any("waiting up to" in line for line in cloud.stderr)
-        mosquitto.start()
-        assert cloud.wait(PATIENCE) == 130
-        assert edge.wait(PATIENCE) == 0
-    finally:
-        for process in (cloud, edge):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if cloud.stderr is not None:
-            cloud.stderr.close()
-
-
-def start_edge(broker: Broker, directory: Path) -> subprocess.Popen[bytes]:
-    words = ["edge", "--broker", str(broker.address), "--run", "lab", "--state-dir", str(directory / "state")]
-    return start_mapa(*words, "--data-dir", str(data_directory(os.environ)))
-
-
-def _await_updates(runs: Path) -> None:
-    """Wait until a record of an update is on disk; across processes there is nothing to await but the file."""
-    eventually(lambda: journal_has(runs, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
+    cloud, edge = lab(start, mosquitto, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    mosquitto.stop(signal.SIGKILL)
+    cloud.send_signal(signal.SIGINT)
+    assert cloud.stderr is not None
+    assert any("waiting up to" in line for line in cloud.stderr)
+    mosquitto.start()
+    assert cloud.wait(PATIENCE) == 130
+    assert edge.wait(PATIENCE) == 0
 
 
 def test_edges_are_spread_evenly_over_processes() -> None:

@@ -28,8 +28,9 @@ PATIENT = (
     sys.executable,
     "-c",
     "from mapa import cli, process_run\n"
-    "end = process_run._end\n"
-    "process_run._end = lambda children, patience: end(children, 1e6 if patience else 0.0)\n"
+    "edges, end = process_run.EdgeProcesses, process_run.EdgeProcesses.end\n"
+    "def patient(self): self.patience = 1e6 if self.patience else 0.0; end(self)\n"
+    "edges.end = patient\n"
     "cli.main()",
 )
 

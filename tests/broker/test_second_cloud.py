@@ -16,7 +16,7 @@ from common.errors import ConfigurationError
 from common.messages import EvaluationDue, Presence
 from common.quantities import RunId
 from common.transport.channel import Will
-from common.wire.codec import decode_presence, encode_presence
+from common.wire.codec import decode_presence, encode
 from common.wire.topics import halt_topic, presence_topic
 from mapa.brokers import Broker
 from tests.broker.testbed_support import PATIENCE, open_testbed, scenario
@@ -103,14 +103,12 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
 ) -> None:
     monkeypatch.setattr(presence, "_ANSWER", 0.2)
     dead = connect(mosquitto, "dead", presence_topic(RUN))
-    dead.channel.publish(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), qos=1, retain=True)
+    dead.channel.publish(presence_topic(RUN), encode(Presence(True, THEIRS)), qos=1, retain=True)
     dead.wait(lambda: len(dead.seen) == 1)
     with open_testbed(mosquitto.address, tmp_path, scenario(iterations=20)) as bed:
         dead.wait(lambda: len(dead.seen) == 2)
         # the broker notices at last that the first one has gone
-        dead.channel.publish(
-            presence_topic(RUN), encode_presence(Presence(False, THEIRS)), qos=1, retain=True
-        )
+        dead.channel.publish(presence_topic(RUN), encode(Presence(False, THEIRS)), qos=1, retain=True)
         dead.wait(lambda: len(dead.seen) == 4)
         ours = Presence(True, bed.cloud.service.presence.nonce, bed.cloud.service.server.incarnation)
         assert [decode_presence(payload) for _, payload in dead.seen[1:]] == [
@@ -123,9 +121,9 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
 def test_a_cloud_that_crashed_is_followed_without_waiting_for_an_answer(
     mosquitto: Broker, tmp_path: Path, connect: Connect
 ) -> None:
-    will = Will(presence_topic(RUN), encode_presence(Presence(False, THEIRS)), retain=True)
+    will = Will(presence_topic(RUN), encode(Presence(False, THEIRS)), retain=True)
     crashed = connect(mosquitto, "crashed", presence_topic(RUN), will=will)
-    crashed.channel.publish(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), qos=1, retain=True)
+    crashed.channel.publish(presence_topic(RUN), encode(Presence(True, THEIRS)), qos=1, retain=True)
     crashed.wait(lambda: len(crashed.seen) == 1)
     crashed.loop.post(crashed.channel.abort)
     with open_testbed(mosquitto.address, tmp_path, scenario(iterations=20)) as bed:

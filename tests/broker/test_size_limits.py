@@ -102,7 +102,7 @@ def test_a_connection_that_ends_behind_one_size_again_and_again_is_named(
         edge.wait(lambda: edge.losses == 3)
         assert "refuse messages of that size" in edge.channel.last_error
         assert "5000 bytes" in edge.channel.last_error
-        edge.channel.close(0)
+        edge.close_channel(0)
 
 
 def test_a_size_that_was_answered_before_is_not_blamed_for_a_cut_connection(

@@ -6,43 +6,21 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.datasets.catalogue import data_directory
 from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
-from tests.local_support import write_csv
-from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
+from tests.local_support import local_values, write_csv, write_toml
+from tests.program_support import PATIENCE, environment, eventually, journal_has
 from tests.program_support import run_mapa as mapa
 
 pytestmark = pytest.mark.broker
-OWN = """
-edges = 2
-iterations = 60
-batch_size = 8
-
-[data]
-set = "local"
-
-[data.schema]
-kind = "table"
-classes = 2
-label = "ill"
-columns = [{ name = "age", range = [0, 100] }, { name = "dose", range = [0, 5] }]
-
-[model]
-name = "softmax"
-
-[algorithm]
-name = "constant"
-rate = 0.1
-first_clip = 2.0
-
-[privacy]
-noise_multiplier = 4.0
-"""
+Start = Callable[..., subprocess.Popen[Any]]
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -73,26 +51,22 @@ def test_a_run_is_replayed_bundled_and_verified_by_somebody_without_the_data(tmp
     assert mapa("verify", str(out), "--json", env=nowhere).returncode == 1
 
 
-def test_a_run_whose_cloud_was_killed_and_resumed_elsewhere_passes(mosquitto: Broker, tmp_path: Path) -> None:
+def test_a_run_whose_cloud_was_killed_and_resumed_elsewhere_passes(
+    mosquitto: Broker, tmp_path: Path, start: Start
+) -> None:
     runs, broker = tmp_path / "runs", str(mosquitto.address)
     words = ["cloud", "quickstart", "--broker", broker, "--run", "lab", "--runs-dir", str(runs)]
-    cloud = start_mapa(*words, "--edges", "2", "--iterations", "4000", "--edges-at-least", "2")
+    cloud = start(*words, "--edges", "2", "--iterations", "4000", "--edges-at-least", "2")
     edge_words = ["edge", "--broker", broker, "--run", "lab", "--state-dir", str(tmp_path / "state")]
-    edge = start_mapa(*edge_words, "--count", "2", "--data-dir", str(data_directory(os.environ)))
-    try:
-        eventually(lambda: journal_has(runs, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
-        cloud.send_signal(signal.SIGKILL)
-        cloud.wait(PATIENCE)
-        [began] = runs.iterdir()
-        path = began.rename(tmp_path / "elsewhere")  # its id is in its manifest
-        cloud = start_mapa("cloud", "--resume", str(path), "--broker", broker, "--runs-dir", str(runs))
-        assert cloud.wait(PATIENCE) == 0
-        assert edge.wait(PATIENCE) == 0
-    finally:
-        for process in (cloud, edge):
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    edge = start(*edge_words, "--count", "2", "--data-dir", str(data_directory(os.environ)))
+    eventually(lambda: journal_has(runs, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
+    cloud.send_signal(signal.SIGKILL)
+    cloud.wait(PATIENCE)
+    [began] = runs.iterdir()
+    path = began.rename(tmp_path / "elsewhere")  # its id is in its manifest
+    cloud = start("cloud", "--resume", str(path), "--broker", broker, "--runs-dir", str(runs))
+    assert cloud.wait(PATIENCE) == 0
+    assert edge.wait(PATIENCE) == 0
     ledgers = [word for one in ("0", "1") for word in ("--ledger", str(tmp_path / "state" / one))]
     verified = mapa("verify", str(path), *ledgers, "--json")
     assert verified.returncode == 0, failed(verified)
@@ -103,25 +77,21 @@ def test_a_run_whose_cloud_was_killed_and_resumed_elsewhere_passes(mosquitto: Br
 
 
 def test_a_run_whose_edges_bring_records_of_their_own_passes_and_counts_each_refusal_once(
-    mosquitto: Broker, tmp_path: Path
+    mosquitto: Broker, tmp_path: Path, start: Start
 ) -> None:
     """Of these n_k the cloud knows a bound alone; and what edges send at the end is counted by all records alike."""
     broker = str(mosquitto.address)
-    (tmp_path / "own.toml").write_text(OWN)
+    algorithm = {"name": "constant", "rate": 0.1, "first_clip": 2.0}
+    own = local_values(iterations=60)
+    write_toml(tmp_path / "own.toml", {**own, "algorithm": algorithm})
     environ = {**environment(), REGISTRY_VARIABLE: str(tmp_path / "registry.sqlite3")}
     words = ["cloud", str(tmp_path / "own.toml"), "--broker", broker, "--run", "own", "--edges-at-least", "2"]
-    running = [start_mapa(*words, "--runs-dir", str(tmp_path / "runs"), env=environ)]
-    try:
-        for name, rows in (("north", 137), ("south", 215)):
-            data = write_csv(tmp_path / f"{name}.csv", rows)
-            state = ["--state-dir", str(tmp_path / name), "--data", str(data)]
-            running.append(start_mapa("edge", "--broker", broker, "--run", "own", *state, env=environ))
-        assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    running = [start(*words, "--runs-dir", str(tmp_path / "runs"), env=environ)]
+    for name, rows in (("north", 137), ("south", 215)):
+        data = write_csv(tmp_path / f"{name}.csv", rows)
+        state = ["--state-dir", str(tmp_path / name), "--data", str(data)]
+        running.append(start("edge", "--broker", broker, "--run", "own", *state, env=environ))
+    assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]
     [path] = (tmp_path / "runs").iterdir()
     ledgers = [word for name in ("north", "south") for word in ("--ledger", str(tmp_path / name))]
     verified = mapa("verify", str(path), *ledgers, "--json")

@@ -22,10 +22,10 @@ from common.scenario.scenario import parse_scenario
 from common.transport.connection import BrokerAddress, Credentials
 from common.wire.topics import run_id
 from mapa.cloud_run import CloudRun, Setting, open_cloud
-from mapa.process_run import one_thread_each
+from mapa.processes import one_thread_each
 from mapa.recording import record_cloud
 from mapa.run_parts import OwnFiles
-from mapa.run_view import PlainView
+from mapa.run_view import view_for
 from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE, ROOT
 
@@ -120,11 +120,11 @@ class Testbed:
         assert halted is not None
         for child in self.edges:
             child.wait(PATIENCE)
-        self.cloud.directory.flush()
+        self.cloud.directory.events.flush()
         return record_cloud(self.cloud, name="test", reason=halted.reason, engine="network")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        self.cloud.directory.flush()
+        self.cloud.directory.events.flush()
         lines = (self.cloud.directory.path / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
@@ -145,7 +145,7 @@ def open_testbed(
 ) -> Iterator[Testbed]:
     directory.mkdir(parents=True, exist_ok=True)
     setting = Setting.of(parse_scenario(values), data_directory(os.environ), own)
-    view = PlainView(setting.scenario, Console(quiet=True))
+    view = view_for(setting.scenario, Console(quiet=True))
     with (
         RunDirectory(directory / "records") as records,
         open_cloud(

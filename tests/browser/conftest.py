@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.visit import Visit, visiting
-from tests.dashboard_support import serving
+from tests.browser.visit import Opens, Visit, visiting
+from tests.dashboard_support import serving, some_run
 
 HERE = Path(__file__).parent
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -42,7 +42,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def visit(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
+def visit(chromium: Any, address: str) -> Iterator[Opens]:
     """Open an address in a window of its own; what went wrong in it fails the test at its end.
 
     After `address`, so that windows are closed before the server is.
@@ -50,6 +50,17 @@ def visit(chromium: Any, address: str) -> Iterator[Callable[..., Visit]]:
     assert address
     with visiting(chromium) as open_one:
         yield open_one
+
+
+@pytest.fixture
+def first(visit: Opens, address: str, runs: Path) -> Opens:
+    """Open a place of the page when a run, `first`, is there that has not ended."""
+
+    def open_first(place: str, updates: int = 40, **looks: Any) -> Visit:
+        some_run(runs, updates=updates)
+        return visit(address, place, **looks)
+
+    return open_first
 
 
 @pytest.fixture

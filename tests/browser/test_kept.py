@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.browser.test_use import Opens, append, evaluated, some_run
-from tests.browser.visit import Visit
-from tests.dashboard_support import applied
+from tests.browser.visit import Opens, Visit
+from tests.dashboard_support import append, applied, evaluated, some_run
 
 FIGURE = "#run .tile:first-child strong"
 FOCUSED = "document.activeElement.textContent"
@@ -51,9 +50,8 @@ def test_an_answer_that_comes_late_belongs_to_the_place_that_asked(
     assert set(asked) == {"run=second"}
 
 
-def test_the_skip_link_goes_to_the_content_of_the_same_view(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs)
-    one = visit(address, "run/first/fleet")
+def test_the_skip_link_goes_to_the_content_of_the_same_view(first: Opens) -> None:
+    one = first("run/first/fleet")
     one.page.locator(".skip").focus()
     one.page.keyboard.press("Enter")
     assert one.page.evaluate("document.activeElement.id") == "main"
@@ -99,10 +97,9 @@ def test_the_list_of_runs_goes_on_after_a_click_and_keeps_its_ticks(
 
 
 def test_whoever_comes_back_to_a_view_finds_it_as_it_was_with_the_figures_of_now(
-    visit: Opens, address: str, runs: Path
+    first: Opens, runs: Path
 ) -> None:
-    path = some_run(runs, updates=400)
-    one = visit(address, "run/first/training")
+    path, one = runs / "first", first("run/first/training", updates=400)
     edge = zoomed_over_seconds(one)
     one.go("run/first/events")
     one.page.get_by_label("Text", exact=True).fill("evaluated")
@@ -125,11 +122,8 @@ def test_whoever_comes_back_to_a_view_finds_it_as_it_was_with_the_figures_of_now
     assert one.page.get_by_role("button", name="over updates").get_attribute("aria-pressed") == "true"
 
 
-def test_a_chart_that_is_left_points_at_nothing_when_it_is_seen_again(
-    visit: Opens, address: str, runs: Path
-) -> None:
-    path = some_run(runs, updates=40)
-    one = visit(address, "run/first/training")
+def test_a_chart_that_is_left_points_at_nothing_when_it_is_seen_again(first: Opens, runs: Path) -> None:
+    path, one = runs / "first", first("run/first/training", updates=40)
     pointed = one.hover("accuracy over", 0.02)
     one.page.keyboard.press("1")
     one.page.locator('main .view[data-view="fleet"]').wait_for()
@@ -142,9 +136,8 @@ def test_a_chart_that_is_left_points_at_nothing_when_it_is_seen_again(
     assert legend.all_inner_texts() != pointed
 
 
-def test_another_look_leaves_axis_zoom_filter_and_focus(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs, updates=400)
-    one = visit(address, "run/first/training")
+def test_another_look_leaves_axis_zoom_filter_and_focus(first: Opens) -> None:
+    one = first("run/first/training", updates=400)
     edge = zoomed_over_seconds(one)
     chart = one.chart("accuracy over")
     chart.focus()
@@ -159,29 +152,24 @@ def test_another_look_leaves_axis_zoom_filter_and_focus(visit: Opens, address: s
     assert one.page.get_by_label("Text", exact=True).input_value() == "evaluated"
 
 
-def test_a_chosen_look_outlasts_a_change_of_the_system(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs)
-    one = visit(address, "run/first/training")
+def test_a_chosen_look_outlasts_a_change_of_the_system(first: Opens) -> None:
+    one = first("run/first/training")
     one.page.get_by_role("button", name="Dark").click()
     for scheme in ("dark", "light"):
         one.page.emulate_media(color_scheme=scheme)
         assert one.page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_the_focus_stays_on_the_view_that_was_opened(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs)
-    one = visit(address, "run/first/fleet")
+def test_the_focus_stays_on_the_view_that_was_opened(first: Opens) -> None:
+    one = first("run/first/fleet")
     one.page.get_by_role("link", name="Traffic").focus()
     one.page.keyboard.press("Enter")
     one.shows("nav [aria-current]", "Traffic")
     assert one.page.evaluate(FOCUSED) == "Traffic"
 
 
-def test_keys_move_a_zoomed_window_along_and_leave_no_value_behind(
-    visit: Opens, address: str, runs: Path
-) -> None:
-    some_run(runs, updates=400)
-    one = visit(address, "run/first/training")
+def test_keys_move_a_zoomed_window_along_and_leave_no_value_behind(first: Opens) -> None:
+    one = first("run/first/training", updates=400)
     chart = one.chart("accuracy over")
     rest = chart.locator(".u-legend .u-value").all_inner_texts()
     chart.focus()
@@ -206,9 +194,8 @@ def test_a_run_that_begins_later_appears(visit: Opens, address: str, runs: Path)
     one.said.clear()  # the console tells of the 404
 
 
-def test_keys_do_nothing_behind_the_list_of_keys(visit: Opens, address: str, runs: Path) -> None:
-    path = some_run(runs)
-    one = visit(address, "run/first/fleet")
+def test_keys_do_nothing_behind_the_list_of_keys(first: Opens, runs: Path) -> None:
+    path, one = runs / "first", first("run/first/fleet")
     one.page.keyboard.press("?")
     one.page.get_by_role("dialog").wait_for()
     one.page.keyboard.press("3")

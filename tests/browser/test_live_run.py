@@ -20,12 +20,7 @@ from tests.program_support import PATIENCE, start_mapa
 
 pytestmark = pytest.mark.xdist_group("watched-run")  # one run for all of them
 EDGES, UPDATES = 4, 120
-LINKS = (
-    "satellite",
-    "satellite",
-    "satellite",
-    "4g",
-)  # a run of this length lasts long enough to be seen live
+LINKS = (*("satellite",) * 3, "4g")  # a run of this length lasts long enough to be seen live
 
 
 @dataclass(frozen=True)
@@ -56,21 +51,11 @@ def watched(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with visiting(chromium) as visit:
             one = visit(found[0].rstrip("/"))
             began = one.text("main")
-            run = start_mapa(
-                *(
-                    "run",
-                    "quickstart",
-                    "--broker",
-                    "mosquitto",
-                    "--edges",
-                    str(EDGES),
-                    "--links",
-                    ",".join(LINKS),
-                ),
-                *("--iterations", str(UPDATES), "--set", "evaluation.every=20", "--runs-dir", str(runs)),
-                *("--set", "privacy.total_epsilon=50.0", "--json"),
-                stdout=subprocess.DEVNULL,
+            words = (
+                f"run quickstart --broker mosquitto --edges {EDGES} --links {','.join(LINKS)} --iterations {UPDATES}"
+                " --set evaluation.every=20 --set privacy.total_epsilon=50.0 --json --runs-dir"
             )
+            run = start_mapa(*words.split(), str(runs), stdout=subprocess.DEVNULL)
             try:
                 yield _watch(one, began, run, runs)
             finally:

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_use import some_run
 from tests.browser.visit import VIEWS, Visit, visiting
-from tests.dashboard_support import serving, simulated
+from tests.dashboard_support import serving, simulated, some_run
 
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},

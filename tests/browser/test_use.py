@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.browser.visit import VIEWS, Visit
-from tests.dashboard_support import applied, lines, serving, write_live_run
+from tests.browser.visit import VIEWS, Opens
+from tests.dashboard_support import append, applied, evaluated, refused, serving, some_run, write_live_run
 
 TOKEN = "correct-horse-battery-staple"
-Opens = Callable[..., Visit]
 REACHABLE = 'a[href], button:not(:disabled), input, select, [tabindex="0"]'
 
 
-def evaluated(t: int, accuracy: float) -> dict[str, Any]:
-    return {"event": "evaluated", "t": t, "stage": 1, "accuracy": accuracy, "loss": 1 - accuracy}
-
-
-def refused(edge_id: str, reason: str, time: float) -> dict[str, Any]:
-    return {
-        "event": "gradient_refused",
-        "edge_id": edge_id,
-        "sequence": 1,
-        "t": 1,
-        "reason": reason,
-        "time": time,
-    }
-
-
-def some_run(runs: Path, name: str = "first", updates: int = 40) -> Path:
-    """Write a run of two edges that has not ended, with evaluations and refusals."""
-    records: list[dict[str, Any]] = []
-    for t in range(1, updates + 1):
-        records.append(applied(t, t % 2, t % 3, time=t / 4))
-        if t % 10 == 0:
-            records.append(evaluated(t, 0.5 + t / 100))
-    records += [refused("edge-1", "old", 3.0), refused("edge-1", "old", 4.0), refused("edge-0", "size", 5.0)]
-    return write_live_run(runs, name, *records)
-
-
-def append(path: Path, *records: dict[str, Any]) -> None:
-    with (path / "events.jsonl").open("a") as stream:
-        stream.write(lines(*records))
-
-
-def test_a_live_run_has_the_counts_of_its_events(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs)
-    one = visit(address, "run/first/traffic")
+def test_a_live_run_has_the_counts_of_its_events(first: Opens) -> None:
+    one = first("run/first/traffic")
     assert dict(one.rows("Refused gradients")) == {"old": "2", "size": "1"}
     assert one.tile("refused").inner_text() == "3"
     one.go("run/first/fleet")
@@ -63,9 +28,8 @@ def test_a_live_run_has_the_counts_of_its_events(visit: Opens, address: str, run
     assert one.read("accuracy over") == [[str(t), f"{50 + t:.2f} %"] for t in (10, 20, 30, 40)]
 
 
-def test_lanes_stay_while_their_figures_change(visit: Opens, address: str, runs: Path) -> None:
-    path = some_run(runs)
-    one = visit(address, "run/first/fleet")
+def test_lanes_stay_while_their_figures_change(first: Opens, runs: Path) -> None:
+    path, one = runs / "first", first("run/first/fleet")
     one.page.evaluate("window.before = [...document.querySelectorAll('.lanes td, .lanes canvas')]")
     append(path, applied(41, 1, 7, 10.25), applied(42, 2, 0, 10.5))
     one.shows("#run .tile:first-child strong", "42")
@@ -101,9 +65,8 @@ def test_older_events_stay_until_the_newest_are_asked_for(visit: Opens, address:
     assert len(one.rows("Events, newest first")) == 50
 
 
-def test_what_an_audit_found_stands_beside_the_claim(visit: Opens, address: str, runs: Path) -> None:
-    path = some_run(runs)
-    one = visit(address, "run/first/privacy")
+def test_what_an_audit_found_stands_beside_the_claim(first: Opens, runs: Path) -> None:
+    path, one = runs / "first", first("run/first/privacy")
     assert one.page.get_by_role("heading", name="Audit").count() == 0
     game = {"kind": "scenario", "name": "<b>one</b> release", "claimed_epsilon": 0.92591, "violated": False}
     report = {
@@ -121,9 +84,8 @@ def test_what_an_audit_found_stands_beside_the_claim(visit: Opens, address: str,
     ]
 
 
-def test_pointing_has_exact_values_and_a_drag_zooms(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs, updates=400)
-    one = visit(address, "run/first/training")
+def test_pointing_has_exact_values_and_a_drag_zooms(first: Opens, runs: Path) -> None:
+    one = first("run/first/training", updates=400)
     assert one.hover("accuracy over", 0.002) == ["10", "60.00 %"]
     whole = [one.hover("accuracy over", share)[0] for share in (0.002, 0.998)]
     assert whole == ["10", "400"]
@@ -142,9 +104,8 @@ def test_pointing_has_exact_values_and_a_drag_zooms(visit: Opens, address: str, 
     assert [one.hover("accuracy over", share)[0] for share in (0.002, 0.998)] == whole
 
 
-def test_keys_zoom_and_read_a_chart(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs, updates=400)
-    one = visit(address, "run/first/training")
+def test_keys_zoom_and_read_a_chart(first: Opens) -> None:
+    one = first("run/first/training", updates=400)
     chart = one.chart("accuracy over")
     chart.focus()
     one.page.keyboard.press("Home")
@@ -179,9 +140,8 @@ def test_pause_pauses_every_view_while_a_second_viewer_sees_on(
     one.shows(figure, "41")
 
 
-def test_focus_and_scroll_last_while_figures_change(visit: Opens, address: str, runs: Path) -> None:
-    some_run(runs)
-    one = visit(address, "run/first/fleet", viewport={"width": 360, "height": 700})
+def test_focus_and_scroll_last_while_figures_change(first: Opens, runs: Path) -> None:
+    one = first("run/first/fleet", viewport={"width": 360, "height": 700})
     region = one.page.get_by_role("region", name="A lane for each edge")
     region.focus()
     region.evaluate("element => { element.scrollLeft = 120; }")
@@ -231,9 +191,8 @@ def test_two_runs_are_compared(visit: Opens, address: str, runs: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["runs", "compare?run=first&run=first", *(f"run/first/{view}" for view in VIEWS)]
 )
-def test_the_keyboard_alone_reaches_everything(visit: Opens, address: str, runs: Path, place: str) -> None:
-    some_run(runs)
-    one = visit(address, place)
+def test_the_keyboard_alone_reaches_everything(first: Opens, place: str) -> None:
+    one = first(place)
     if place.endswith(("events", "runs")):
         one.page.get_by_role("region").locator("tbody tr").first.wait_for()
     one.page.keyboard.press("p")  # so that nothing is replaced meanwhile
@@ -301,12 +260,9 @@ def test_what_records_say_is_text(visit: Opens, address: str, runs: Path) -> Non
         assert one.page.locator("img").count() == 0
 
 
-def test_the_browser_would_tell_of_a_request_elsewhere_and_of_a_breach(
-    visit: Opens, address: str, runs: Path
-) -> None:
+def test_the_browser_would_tell_of_a_request_elsewhere_and_of_a_breach(first: Opens) -> None:
     """The watch over every visit can fail."""
-    some_run(runs)
-    one = visit(address, "run/first/fleet")
+    one = first("run/first/fleet")
     one.page.evaluate("fetch('http://elsewhere.invalid/').catch(() => null)")
     one.page.evaluate(
         "() => { document.body.append(Object.assign(document.createElement('script'), { text: 'let x' })); }"

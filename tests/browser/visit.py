@@ -97,8 +97,11 @@ class Visit:
         return int(self.page.evaluate("document.documentElement.scrollWidth"))
 
 
+Opens = Callable[..., Visit]
+
+
 @contextlib.contextmanager
-def visiting(chromium: Any) -> Iterator[Callable[..., Visit]]:
+def visiting(chromium: Any) -> Iterator[Opens]:
     """Return what opens windows; at the end each must have kept to its host, with nothing to complain about."""
     visits: list[tuple[Visit, Any]] = []
 

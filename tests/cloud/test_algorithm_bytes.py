@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from cloud.algorithm import Algorithm, Update, descend
-from cloud.wrappers import averaged
+from cloud.algorithm import Algorithm, Update, averaged, descend
 from common.algorithms import algorithm_names, describe
 from common.noise.gaussian import Gaussian
 from common.problem import Problem

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud.algorithm import Algorithm, Update, descend
-from cloud.wrappers import DECAY, WithAverage, averaged
+from cloud.algorithm import DECAY, Algorithm, Update, WithAverage, averaged, descend
 from common.algorithms import algorithm_names, describe
 from common.errors import ConfigurationError
 from common.problem import Problem

@@ -9,37 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from cloud.metrics import (
-    DROPPED,
-    DROPS,
-    EDGES,
-    FAMILIES,
-    HELLO_REFUSALS,
-    LAST_UPDATE,
-    REFUSALS,
-    REFUSED,
-    REFUSED_HELLOS,
-    REPLY,
-    SECONDS,
-    STALE,
-    UPDATES,
-    read_cloud,
-)
+from cloud.metrics import _BY_NAME, DROPPED, FAMILIES, HELLO_REFUSALS, REFUSALS, SECONDS, read_cloud
 from cloud.recovery_log import History
 from cloud.service import CloudService
 from common.messages import GradientRefused
-from common.records.events import Journal
-from common.records.recorder import Recorder
-from common.telemetry.family import Buckets, Family, MetricKind
+from common.records.recorder import Journal, Recorder
+from common.telemetry.family import Buckets, MetricKind
 from common.wire.topics import EdgeTopic
-from tests.cloud.test_cloud_service import THEIRS, Bed
+from tests.cloud.test_cloud_service import THEIRS, Bed, begun
 from tests.common.test_telemetry import exposition, read
 
 ROOT = Path(__file__).parents[2]
 
 
-def value(bed: Bed, family: Family, label: str = "") -> float | None:
+def value(bed: Bed, name: str, label: str = "") -> float | None:
     bed.service.records.write()
+    family = _BY_NAME[name]
     suffix = "_count" if family.kind is MetricKind.HISTOGRAM else ""
     return read(exposition(read_cloud(bed.service))).get((family.name + suffix, label))
 
@@ -47,8 +32,10 @@ def value(bed: Bed, family: Family, label: str = "") -> float | None:
 def test_a_cloud_that_has_seen_nothing_says_so() -> None:
     bed = Bed()
     readings = read_cloud(bed.service)
-    assert value(bed, UPDATES) == value(bed, STALE) == 0
-    assert not readings.keys() & {LAST_UPDATE, REPLY}, "what is not known is left out, never a number"
+    assert value(bed, "updates") == value(bed, "staleness") == 0
+    assert not readings.keys() & {_BY_NAME["last_update_timestamp_seconds"], _BY_NAME["reply_seconds"]}, (
+        "what is not known is left out, never a number"
+    )
 
 
 def test_counts_are_those_of_the_records() -> None:
@@ -64,18 +51,17 @@ def test_counts_are_those_of_the_records() -> None:
     with pytest.raises(Exception, match="gradient"):
         bed.service.on_gradient("mapa/v1/service/edge/a/gradient", b"junk")
     applied = bed.events("gradient_applied")
-    assert value(bed, UPDATES) == value(bed, STALE) == len(applied) > 0
-    assert value(bed, REFUSED, "duplicate") == 1
-    assert value(bed, REFUSED, "stranger") == 1
-    assert value(bed, REFUSED_HELLOS, "fleet-full") == 1
-    assert value(bed, DROPS, "gradient") == 1
-    assert (value(bed, EDGES, "present"), value(bed, EDGES, "left")) == (1, 1)
-    assert (value(bed, REPLY) or 0) >= len(applied)
+    assert value(bed, "updates") == value(bed, "staleness") == len(applied) > 0
+    assert value(bed, "refusals", "duplicate") == 1
+    assert value(bed, "refusals", "stranger") == 1
+    assert value(bed, "hello_refusals", "fleet-full") == 1
+    assert value(bed, "dropped_messages", "gradient") == 1
+    assert (value(bed, "edges", "present"), value(bed, "edges", "left")) == (1, 1)
+    assert (value(bed, "reply_seconds") or 0) >= len(applied)
 
 
 def test_strangers_and_junk_make_no_series() -> None:
-    bed = Bed({"edges": 1})
-    bed.hello("a")
+    bed = begun({"edges": 1})
     before = set(read(exposition(read_cloud(bed.service))))
     for k in range(50):
         bed.hello(f"stranger-{k}", THEIRS)
@@ -105,12 +91,11 @@ def test_the_closed_sets_name_every_word_that_the_code_uses() -> None:
 def test_the_age_of_log_and_checkpoint(tmp_path: Path) -> None:
     bed = Bed()
     history = History(tmp_path, incarnation=1, dimension=bed.service.server.model.size, keep=True)
-    history.state = dict
     bed.service.history = history
     found = read(exposition(read_cloud(bed.service)))
     assert ("mapa_cloud_log_timestamp_seconds", "") not in found
     assert ("mapa_cloud_checkpoint_timestamp_seconds", "") not in found
-    history.begin()
+    history.begin(dict)
     bed.hello("a")
     first = read(exposition(read_cloud(bed.service)))
     assert first["mapa_cloud_log_bytes", ""] == history.log.path.stat().st_size
@@ -120,8 +105,7 @@ def test_the_age_of_log_and_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_service_counts_nothing_more_where_nobody_asks() -> None:
-    bed = Bed()
-    bed.hello("a")
+    bed = begun()
     bed.gradient("a", 1)
     assert bed.service.traffic.replies is None
     assert isinstance(bed.service, CloudService)

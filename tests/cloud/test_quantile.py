@@ -12,8 +12,8 @@ from cloud.algorithm import Algorithm, Update
 from common.algorithms import describe
 from common.mechanism.clipping import check_bound
 from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
-from common.models.counted import CountedGradients
 from common.models.gradients import RowGradients
+from common.models.registry import CountedGradients
 from common.noise.gaussian import Gaussian
 from common.problem import Problem
 from common.quantities import NoisyGradient

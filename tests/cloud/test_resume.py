@@ -13,29 +13,25 @@ import numpy as np
 import pytest
 
 from cloud import recovery_log as history_module
-from cloud.assembly import algorithm_for, server_for
-from cloud.evaluation import Evaluator
 from cloud.recovery_log import History
 from cloud.resume import begin_history, resume_service, service_state
-from cloud.service import CloudService
 from common.errors import RecordsError
 from common.messages import GradientArrived, Hello, Leave
 from common.quantities import EdgeId, NoisyGradient, RunId
-from common.randomness import streams_for
 from common.records.checkpoint import pack
 from common.records.directory import RunDirectory
 from common.records.gradient_log import LogDamagedError
 from common.records.recorder import Recorder
-from common.transport.channel import MemoryBroker, MemoryChannel
-from common.wire.codec import encode_gradient, encode_hello, encode_leave
+from common.wire.codec import encode, encode_gradient
 from common.wire.topics import EdgeTopic, edge_topic
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
+from tests.cloud_support import service_on
 from tests.core_support import small_dataset, small_scenario
+from tests.memory_broker import MemoryBroker, MemoryChannel
 
 RUN, LIFE = RunId("revived"), 9
 SCENARIO = small_scenario(iterations=400, evaluation={"every": 0})
 WORLD = World.on(SCENARIO, small_dataset())
-MADE = type(algorithm_for(SCENARIO))
 
 
 class Cloud:
@@ -49,30 +45,25 @@ class Cloud:
         self.history = History(
             directory.path, incarnation=LIFE, dimension=WORLD.model.dimension, keep=keep, say=self.said.append
         )
-        self.service = CloudService(
-            run=RUN,
-            scenario=SCENARIO,
-            server=server_for(SCENARIO, WORLD.model, streams_for(7), edges_at_least=2, incarnation=LIFE),
-            evaluator=Evaluator.of(WORLD.model, WORLD.dataset.test, 0.0),
-            channel=channel,
-            loop=self.broker,
+        self.service = service_on(
+            channel,
+            self.broker,
+            WORLD,
+            RUN,
+            self.said,
             records=Recorder(directory.journal),
-            say=self.said.append,
+            edges_at_least=2,
+            incarnation=LIFE,
         )
         channel.connect()
-        (resume_service if again else begin_history)(self.service, self.history, MADE, directory)
+        (resume_service if again else begin_history)(self.service, self.history, directory)
         self.service.start()
 
     def state(self) -> tuple[bytes, bytes]:
         """Return all but what a crash may change: the clock, and the size of the file."""
-        state = service_state(self.service, MADE, self.directory)
-        del (
-            state["time"],
-            state["events_bytes"],
-            state["dropped"],
-            state["first_update"],
-            state["last_update"],
-        )
+        state = service_state(self.service, self.directory)
+        for key in ("time", "events_bytes", "dropped", "first_update", "last_update"):
+            del state[key]
         del state["records"]["written"]
         # refusals that changed nothing are in no log, and neither are round trips that were under way
         del state["records"]["tally"]["refused"], state["records"]["refusals"]
@@ -89,9 +80,9 @@ class Cloud:
         if account is None or kind < 0.05:
             nonce, number = rng.choice("ab") * 16, rng.randrange(1, 50)
             hello = Hello(edge_id=edge, nonce=nonce, number=number, last_sequence=last, incarnation=LIFE)
-            service.on_hello(edge_topic(RUN, edge, EdgeTopic.HELLO), encode_hello(hello))
+            service.on_hello(edge_topic(RUN, edge, EdgeTopic.HELLO), encode(hello))
         elif kind < 0.1:
-            leave = encode_leave(Leave(edge, rng.choice(["lost", "shutdown"]), rng.choice("ab") * 16))
+            leave = encode(Leave(edge, rng.choice(["lost", "shutdown"]), rng.choice("ab") * 16))
             service.on_leave(edge_topic(RUN, edge, EdgeTopic.LEAVE), leave)
         elif service.server.schedule is not None:
             values = np.full(WORLD.model.dimension, rng.uniform(-0.01, 0.01), np.float32)
@@ -124,7 +115,7 @@ def test_a_service_goes_on_with_the_same_state_and_the_same_records(
             cloud.send(rng)
             if rng.random() < 0.05:
                 cloud.service.records.write()
-                directory.flush()
+                directory.events.flush()
             if rng.random() < 0.03:
                 cloud.history.checkpoint_if_due()
         shutil.copytree(tmp_path / "run", tmp_path / "left")  # what a SIGKILL leaves
@@ -253,7 +244,7 @@ def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
         cloud = Cloud(directory, again=False)
         cloud.service.gather = 5.0
         hello = Hello(edge_id=EdgeId("edge-0"), nonce="a" * 16, incarnation=LIFE)
-        cloud.service.on_hello(edge_topic(RUN, EdgeId("edge-0"), EdgeTopic.HELLO), encode_hello(hello))
+        cloud.service.on_hello(edge_topic(RUN, EdgeId("edge-0"), EdgeTopic.HELLO), encode(hello))
         cloud.history._begin_segment(2)
     with RunDirectory(tmp_path / "run", resumed=True) as directory:
         revived = Cloud(directory, again=True)
@@ -280,7 +271,7 @@ def test_an_edge_that_leaves_after_the_records_were_written_is_no_fault(
         here = [account for account in service.server.edges.values() if account.present]
         assert here  # the channel closes only now, and the loop serves meanwhile
         for account in here:
-            leave = encode_leave(Leave(account.edge_id, "shutdown", account.nonce))
+            leave = encode(Leave(account.edge_id, "shutdown", account.nonce))
             service.on_leave(edge_topic(RUN, account.edge_id, EdgeTopic.LEAVE), leave)
         cloud.broker.advance(1.0)
         cloud.history.checkpoint_if_due()

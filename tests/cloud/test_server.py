@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.admission import Terms
 from cloud.server import CloudServer
 from cloud.stages import first_stage, next_stage, reopen_stage
 from common.messages import (
@@ -23,67 +21,29 @@ from common.messages import (
     GradientArrived,
     GradientRefused,
     Halt,
-    Hello,
     Leave,
     Refuse,
     SendModel,
     StageOpened,
     Welcome,
 )
-from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning
-
-PROBLEM = Problem(
-    batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
+from tests.cloud_support import (
+    PROBLEM,
+    TERMS,
+    cloud,
+    every,
+    gradient,
+    hello,
+    joined,
+    kinds,
+    only,
+    refusal_in,
+    running,
 )
-Found = TypeVar("Found")
-LIMITS = ("epsilon_floor", "noise_multiplier_ceiling")
+
 MOMENT = 2.0  # of the exponential norm at ε = 1
-TERMS = Terms(edges=3, iterations=50, private=True, noise="exponential-norm", parameters={"epsilon": (1.0,)})
-
-
-def cloud(
-    algorithm: str = "mapa", *, problem: Problem = PROBLEM, measure_tau: bool = False, **changes: Any
-) -> CloudServer:
-    limits = {key: changes.pop(key) for key in LIMITS if key in changes}
-    terms = replace(TERMS, **changes, limits=limits)
-    begin = beginning(algorithm, replace(problem, measure_tau=measure_tau))
-    return CloudServer(terms=terms, model=np.zeros(3, np.float32), begin=begin)
-
-
-NUMBERS = count(1)
-
-
-def hello(edge: str, **fields: Any) -> Hello:
-    """Return a hello that is newer than all before, as a process says them."""
-    parameters = {key: fields.pop(key) for key in ("epsilon", "noise_multiplier") if key in fields}
-    return Hello(edge_id=EdgeId(edge), parameters=parameters, **{"number": next(NUMBERS), **fields})
-
-
-def gradient(
-    edge: str,
-    sequence: int,
-    version: int = 1,
-    *,
-    value: float = 1.0,
-    sensitivity: float = 1.0,
-) -> GradientArrived:
-    g = NoisyGradient(np.full(3, value, np.float32))
-    return GradientArrived(EdgeId(edge), sequence, version, sensitivity, g)
-
-
-def kinds(effects: list[Effect]) -> list[str]:
-    return [type(effect).__name__ for effect in effects]
-
-
-def only(kind: type[Found], effects: list[Effect]) -> Found:
-    (found,) = [effect for effect in effects if isinstance(effect, kind)]
-    return found
-
-
-def joined(server: CloudServer, *edges: str) -> list[Effect]:
-    return [effect for edge in edges for effect in server.receive(hello(edge))]
 
 
 # -- hello ------------------------------------------------------------------------------------------------
@@ -110,7 +70,7 @@ def test_nobody_gets_a_model_before_enough_edges_have_said_hello() -> None:
     assert kinds(server.receive(hello("b"))) == ["Welcome", "EdgeJoined"]
     effects = server.receive(hello("c"))
     assert kinds(effects) == ["Welcome", "EdgeJoined", "StageOpened", *["SendModel"] * 3]
-    assert [effect.edge_id for effect in effects if isinstance(effect, SendModel)] == ["a", "b", "c"]
+    assert [effect.edge_id for effect in every(SendModel, effects)] == ["a", "b", "c"]
 
 
 def test_the_first_stage_uses_the_smallest_epsilon_of_those_who_waited() -> None:
@@ -123,16 +83,13 @@ def test_the_first_stage_uses_the_smallest_epsilon_of_those_who_waited() -> None
 def test_epsilons_left_open_are_those_of_the_scenario_cycled_over_the_index() -> None:
     server = cloud(parameters={"epsilon": (4.0, 3.0)})
     effects = joined(server, "a", "b", "c")
-    said = [effect.epsilon for effect in effects if isinstance(effect, EdgeJoined)]
+    said = [effect.epsilon for effect in every(EdgeJoined, effects)]
     assert said == [4.0, 3.0, 4.0]
 
 
 def test_a_full_fleet_refuses_a_stranger_and_takes_back_its_own() -> None:
-    server = cloud()
-    joined(server, "a", "b", "c")
-    effects = server.receive(hello("d"))
-    assert kinds(effects) == ["Refuse"]
-    assert only(Refuse, effects).reason == "fleet-full"
+    server = running("a", "b", "c")
+    assert refusal_in(server.receive(hello("d"))).reason == "fleet-full"
     assert kinds(server.receive(hello("b"))) == ["Welcome", "SendModel"]
     assert len(server.edges) == 3
 
@@ -151,8 +108,7 @@ def test_joining_is_told_when_it_is_news() -> None:
 
 
 def test_an_edge_keeps_its_index_when_it_comes_back_and_goes_on_after_what_was_applied() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     server.receive(gradient("b", 1))
     server.receive(Leave(EdgeId("b"), "lost"))
     effects = server.receive(hello("b", last_sequence=4))
@@ -185,8 +141,7 @@ def test_indices_are_dealt_once_and_lie_below_the_number_of_edges(
 
 
 def test_an_edge_moves_to_a_free_shard_that_it_asks_for_until_its_first_release() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     assert only(Welcome, server.receive(hello("a", index=1))).index == 0  # b has it
     moved = server.receive(hello("a", index=2))
     assert only(Welcome, moved).index == only(EdgeJoined, moved).edge == 2
@@ -199,8 +154,7 @@ def test_an_edge_moves_to_a_free_shard_that_it_asks_for_until_its_first_release(
 
 
 def test_an_edge_that_lost_its_ledger_is_refused() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     server.receive(gradient("a", 1))
     server.receive(gradient("a", 2, 2))
     effects = server.receive(hello("a", last_sequence=1, nonce="another", number=1))
@@ -262,10 +216,9 @@ def test_a_hello_that_the_run_cannot_bear_is_refused_and_changes_nothing(
     if late:
         joined(server, "a")
     before = (len(server.edges), server.moment, server.schedule)
-    effects = server.receive(hello("b", **fields))
-    assert kinds(effects) == ["Refuse"]
-    assert only(Refuse, effects).reason == reason
-    assert words in only(Refuse, effects).detail
+    refuse = refusal_in(server.receive(hello("b", **fields)))
+    assert refuse.reason == reason
+    assert words in refuse.detail
     assert (len(server.edges), server.moment, server.schedule) == before
     assert only(Welcome, server.receive(hello("b"))).index == (1 if late else 0)
 
@@ -303,10 +256,9 @@ def test_a_hello_whose_noise_leaves_float64_is_refused(algorithm: str, late: boo
     server = cloud(algorithm, problem=replace(PROBLEM, first_clip=1e146))
     if late:
         joined(server, "a")
-    effects = server.receive(hello("b", epsilon=1e-9))
-    assert kinds(effects) == ["Refuse"]
-    assert only(Refuse, effects).reason == "mechanism"
-    assert "leaves float64" in only(Refuse, effects).detail
+    refuse = refusal_in(server.receive(hello("b", epsilon=1e-9)))
+    assert refuse.reason == "mechanism"
+    assert "leaves float64" in refuse.detail
     joined(server, "c")
     assert server.schedule is not None
     assert server.schedule.learning_rate(1) > 0
@@ -324,8 +276,7 @@ def test_whoever_never_noises_asks_no_epsilon() -> None:
 
 
 def test_a_late_edge_with_a_smaller_epsilon_reopens_the_stage() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     for n in range(1, 8):
         server.receive(gradient("a", n, n))
     effects = server.receive(hello("b", epsilon=0.25))
@@ -343,14 +294,12 @@ def test_a_late_edge_with_a_smaller_epsilon_reopens_the_stage() -> None:
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
 def test_a_late_edge_with_an_epsilon_that_is_not_smaller_changes_no_stage(epsilon: float) -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     assert kinds(server.receive(hello("b", epsilon=epsilon))) == ["Welcome", "EdgeJoined", "SendModel"]
 
 
 def test_the_smallest_epsilon_never_rises_not_even_when_its_edge_leaves_or_changes_its_mind() -> None:
-    server = cloud(problem=replace(PROBLEM, loss_gap=1e-9))
-    joined(server, "a")
+    server = running("a", problem=replace(PROBLEM, loss_gap=1e-9))
     server.receive(hello("b", epsilon=0.5))
     server.receive(Leave(EdgeId("b"), "shutdown"))
     effects = server.receive(hello("b", epsilon=5.0, nonce="again"))
@@ -362,8 +311,7 @@ def test_the_smallest_epsilon_never_rises_not_even_when_its_edge_leaves_or_chang
 
 
 def test_an_edge_keeps_the_noise_of_its_first_release() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     server.receive(gradient("b", 1))
     before = (server.moment, server.schedule)
     for epsilon in (0.5, 5.0):
@@ -377,8 +325,7 @@ def test_an_edge_keeps_the_noise_of_its_first_release() -> None:
 
 
 def test_an_edge_that_asks_for_ever_more_noise_does_not_open_the_stage_without_end() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     opened = 0
     for n in range(1, 21):
         server.receive(gradient("a", n, n))
@@ -389,16 +336,14 @@ def test_an_edge_that_asks_for_ever_more_noise_does_not_open_the_stage_without_e
 
 
 def test_an_edge_that_moves_to_another_shard_takes_the_epsilon_of_that_one() -> None:
-    server = cloud(parameters={"epsilon": (2.0, 2.0, 0.5)})
-    joined(server, "a", "b")
+    server = running("a", "b", parameters={"epsilon": (2.0, 2.0, 0.5)})
     effects = server.receive(hello("b", index=2))
     assert only(Welcome, effects).index == 2
     assert only(StageOpened, effects).reopened
 
 
 def test_a_stage_ends_after_exactly_its_length_and_the_next_model_carries_the_new_bound() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     first = first_stage(MOMENT, PROBLEM, 2)
     second = next_stage(first, MOMENT, PROBLEM, 2)
     assert first.length == 36
@@ -415,8 +360,7 @@ def test_a_stage_ends_after_exactly_its_length_and_the_next_model_carries_the_ne
 
 
 def test_a_gradient_of_an_older_stage_is_applied_at_todays_rate_and_tagged_with_its_own() -> None:
-    server = cloud(problem=replace(PROBLEM, loss_gap=1e-9), iterations=50)
-    joined(server, "a", "b")
+    server = running("a", "b", problem=replace(PROBLEM, loss_gap=1e-9), iterations=50)
     server.receive(gradient("a", 1))
     assert server.schedule is not None
     assert server.schedule.stage == 2
@@ -428,8 +372,9 @@ def test_a_gradient_of_an_older_stage_is_applied_at_todays_rate_and_tagged_with_
 
 
 def test_a_measured_staleness_counts_from_the_next_stage_on() -> None:
-    server = cloud(measure_tau=True, problem=replace(PROBLEM, tau_max=1, loss_gap=0.5), iterations=500)
-    joined(server, "a", "b")
+    server = running(
+        "a", "b", measure_tau=True, problem=replace(PROBLEM, tau_max=1, loss_gap=0.5), iterations=500
+    )
     assert server.schedule is not None
     length = server.schedule.opened().length  # type: ignore[union-attr]
     assert length > 5
@@ -441,22 +386,11 @@ def test_a_measured_staleness_counts_from_the_next_stage_on() -> None:
     assert (opened.stage, opened.tau_max) == (2, 2)
 
 
-def test_a_configured_staleness_stays_whatever_is_seen() -> None:
-    server = cloud(problem=replace(PROBLEM, tau_max=1, loss_gap=1e-9))
-    joined(server, "a", "b")
-    for n in range(1, 4):
-        sensitivity = server.schedule.sensitivity if server.schedule is not None else 0.0
-        opened = only(StageOpened, server.receive(gradient("a", n, n, sensitivity=sensitivity)))
-    opened = only(StageOpened, server.receive(gradient("b", 1, 1)))
-    assert opened.tau_max == 1
-
-
 # -- gradients --------------------------------------------------------------------------------------------
 
 
 def test_an_update_answers_its_edge_alone_with_the_next_version() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     effects = server.receive(gradient("b", 1, 1))
     assert kinds(effects) == ["GradientApplied", "SendModel"]
     assert effects[0] == GradientApplied(1, EdgeId("b"), 1, 1, 1, 0, 1, 1.0)
@@ -465,8 +399,7 @@ def test_an_update_answers_its_edge_alone_with_the_next_version() -> None:
 
 
 def test_a_resent_gradient_is_refused_and_answered_with_todays_model() -> None:
-    server = cloud()
-    joined(server, "a", "b")
+    server = running("a", "b")
     server.receive(gradient("a", 1))
     server.receive(gradient("b", 1))
     before = server.model.copy()
@@ -478,8 +411,7 @@ def test_a_resent_gradient_is_refused_and_answered_with_todays_model() -> None:
 
 
 def test_a_stranger_is_told_to_say_hello() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     effects = server.receive(gradient("x", 1))
     assert kinds(effects) == ["GradientRefused", "Refuse"]
     assert (only(GradientRefused, effects).reason, only(Refuse, effects).reason) == ("stranger", "stranger")
@@ -488,8 +420,7 @@ def test_a_stranger_is_told_to_say_hello() -> None:
 
 def test_a_gradient_on_a_model_of_the_future_is_never_applied() -> None:
     """Its sequence is used up, so that the edge goes on with the next."""
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     effects = server.receive(gradient("a", 1, version=2))
     assert only(GradientRefused, effects).reason == "future"
     assert only(SendModel, effects).acknowledged == 1
@@ -499,8 +430,7 @@ def test_a_gradient_on_a_model_of_the_future_is_never_applied() -> None:
 
 def test_a_gradient_on_version_0_is_never_applied() -> None:
     """Versions count from 1; its staleness would be t, and τ_max as measured would follow it."""
-    server = cloud(measure_tau=True)
-    joined(server, "a")
+    server = running("a", measure_tau=True)
     server.receive(gradient("a", 1))
     effects = server.receive(gradient("a", 2, version=0))
     assert only(GradientRefused, effects).reason == "no-such-model"
@@ -539,7 +469,7 @@ def test_evaluations_are_due_on_their_beat_and_hold_a_copy() -> None:
         *joined(server, "a"),
         *(one for n in range(1, 8) for one in server.receive(gradient("a", n, n))),
     ]
-    due = [effect for effect in effects if isinstance(effect, EvaluationDue)]
+    due = every(EvaluationDue, effects)
     assert [(effect.updates, effect.stage) for effect in due] == [(0, 1), (3, 1), (6, 1)]
     assert len({effect.model.tobytes() for effect in due}) == 3
 
@@ -610,7 +540,7 @@ def test_hostile_sequences_are_never_applied_twice(sent: list[tuple[str, int, in
     effects += joined(server, "c")
     for edge, sequence, version in sent:
         effects += server.receive(gradient(edge, sequence, version))
-    keys = [(e.edge_id, e.sequence) for e in effects if isinstance(e, GradientApplied)]
+    keys = [(e.edge_id, e.sequence) for e in every(GradientApplied, effects)]
     assert len(keys) == len(set(keys)) == server.updates
 
 
@@ -618,8 +548,7 @@ def test_hostile_sequences_are_never_applied_twice(sent: list[tuple[str, int, in
 
 
 def test_training_halts_at_the_last_update_in_the_midst_of_a_stage() -> None:
-    server = cloud(iterations=3, evaluate_every=1)
-    joined(server, "a", "b")
+    server = running("a", "b", iterations=3, evaluate_every=1)
     for n in (1, 2):
         server.receive(gradient("a", n, n))
     effects = server.receive(gradient("a", 3, 3))
@@ -636,8 +565,7 @@ def test_training_halts_at_the_last_update_in_the_midst_of_a_stage() -> None:
 
 
 def test_no_stage_opens_after_the_last_update() -> None:
-    server = cloud(iterations=2, problem=replace(PROBLEM, loss_gap=1e-9))
-    joined(server, "a")
+    server = running("a", iterations=2, problem=replace(PROBLEM, loss_gap=1e-9))
     assert kinds(server.receive(gradient("a", 1))) == ["GradientApplied", "StageOpened", "SendModel"]
     assert server.schedule is not None
     sensitivity = server.schedule.sensitivity
@@ -645,8 +573,7 @@ def test_no_stage_opens_after_the_last_update() -> None:
 
 
 def test_leaving_is_told_once_and_a_stranger_leaves_nothing() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     assert server.receive(Leave(EdgeId("a"), "lost")) == [EdgeGone(0, EdgeId("a"), 1, "lost")]
     assert server.receive(Leave(EdgeId("a"), "silent")) == []
     assert server.receive(Leave(EdgeId("x"), "lost")) == []
@@ -656,8 +583,7 @@ def test_leaving_is_told_once_and_a_stranger_leaves_nothing() -> None:
 
 
 def test_training_halts_when_everybodys_budget_is_spent() -> None:
-    server = cloud(edges=2)
-    joined(server, "a", "b")
+    server = running("a", "b", edges=2)
     assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone"]
     effects = server.receive(Leave(EdgeId("b"), "budget"))
     assert kinds(effects) == ["EdgeGone", "Halt"]
@@ -665,8 +591,7 @@ def test_training_halts_when_everybodys_budget_is_spent() -> None:
 
 
 def test_an_edge_that_is_only_away_may_come_back() -> None:
-    server = cloud(edges=2)
-    joined(server, "a", "b")
+    server = running("a", "b", edges=2)
     server.receive(Leave(EdgeId("a"), "lost"))
     server.receive(Leave(EdgeId("b"), "budget"))
     assert (server.halted, server.spent()) == (None, "away")
@@ -679,16 +604,14 @@ def test_an_edge_that_is_only_away_may_come_back() -> None:
 
 
 def test_a_silent_edge_may_still_say_that_its_budget_is_spent() -> None:
-    server = cloud(edges=1)
-    joined(server, "a")
+    server = running("a", edges=1)
     server.receive(Leave(EdgeId("a"), "silent"))
     assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone", "Halt"]
     assert server.receive(Leave(EdgeId("a"), "budget")) == []
 
 
 def test_a_late_duplicate_and_silence_do_not_refill_a_spent_budget() -> None:
-    server = cloud(edges=2)
-    joined(server, "a", "b")
+    server = running("a", "b", edges=2)
     server.receive(gradient("a", 1))
     server.receive(Leave(EdgeId("a"), "budget"))
     server.receive(gradient("a", 1))  # overtaken by the leave
@@ -697,15 +620,8 @@ def test_a_late_duplicate_and_silence_do_not_refill_a_spent_budget() -> None:
     assert server.halted == Halt("no-budget", 1)
 
 
-def test_no_budget_does_not_halt_a_run_that_still_waits_for_edges() -> None:
-    server = cloud(edges_at_least=2)
-    server.receive(hello("a"))
-    assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone"]
-
-
 def test_the_first_reason_to_halt_stays() -> None:
-    server = cloud()
-    joined(server, "a")
+    server = running("a")
     assert server.halt("interrupted") == [Halt("interrupted", 0)]
     assert server.halt("finished") == [Halt("interrupted", 0)]
     assert server.receive(Leave(EdgeId("a"), "budget")) == [EdgeGone(0, EdgeId("a"), 1, "budget")]

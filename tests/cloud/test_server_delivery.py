@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cloud.admission import _REMEMBERED, SentModels, Terms
+from cloud.admission import _REMEMBERED, SentModels
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
 from common.mechanism.mechanism import Mechanism
 from common.messages import (
     EdgeGone,
     Effect,
-    GradientApplied,
     GradientArrived,
     GradientRefused,
     Halt,
@@ -26,60 +24,48 @@ from common.messages import (
     Welcome,
 )
 from common.noise.gaussian import Gaussian
-from common.problem import Problem
-from common.quantities import EdgeId, NoisyGradient
+from common.quantities import EdgeId
+from tests import cloud_support
 from tests.algorithm_support import beginning
+from tests.cloud_support import PROBLEM, kinds, only
 from tests.mechanism_support import SHUFFLED
 
-PROBLEM = Problem(
-    batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
-)
-TERMS = Terms(
-    edges=2,
-    iterations=50,
-    private=True,
-    noise="gaussian",
-    parameters={"noise_multiplier": (1.0,)},
-    noised_dimension=3,
-)
 LIFE, A = 7, EdgeId("a")
 
 
 def cloud(**changes: Any) -> CloudServer:
-    terms = replace(TERMS, **changes)
-    return CloudServer(terms, np.zeros(3, np.float32), beginning("mapa", PROBLEM), incarnation=LIFE)
+    law = {"noise": "gaussian", "parameters": {"noise_multiplier": (1.0,)}, "noised_dimension": 3}
+    return cloud_support.cloud(incarnation=LIFE, **{"edges": 2, **law, **changes})
 
 
 def hello(edge: str = "a", nonce: str = "p1", number: int = 1, **fields: Any) -> Hello:
-    return Hello(edge_id=EdgeId(edge), nonce=nonce, number=number, **{"incarnation": LIFE, **fields})
+    return cloud_support.hello(edge, nonce=nonce, number=number, **{"incarnation": LIFE, **fields})
+
+
+def with_edge(**changes: Any) -> CloudServer:
+    server = cloud(**changes)
+    server.receive(hello())
+    return server
 
 
 def gradient(sequence: int, version: int = 1, value: float = 0.1, **fields: Any) -> GradientArrived:
-    g = NoisyGradient(np.full(3, value, np.float32))
-    more = {"sensitivity": 1.0, "incarnation": LIFE, **fields}
-    return GradientArrived(A, sequence, version, gradient=g, **more)
-
-
-def names(effects: list[Effect]) -> list[str]:
-    return [type(effect).__name__ for effect in effects]
+    return cloud_support.gradient("a", sequence, version, value=value, **{"life": LIFE, **fields})
 
 
 def refusal(effects: list[Effect]) -> str:
-    return next(effect.reason for effect in effects if isinstance(effect, GradientRefused))
+    return only(GradientRefused, effects).reason
 
 
 # -- hellos -----------------------------------------------------------------------------------------------
 
 
 def welcomed(effects: list[Effect]) -> tuple[EdgeId, int, int]:
-    welcome = effects[0]
-    assert isinstance(welcome, Welcome)
+    welcome = only(Welcome, effects)
     return welcome.edge_id, welcome.index, welcome.last_sequence
 
 
 def test_a_hello_that_comes_again_after_gradients_were_applied_has_no_effect() -> None:
-    server = cloud()
-    server.receive(hello())
+    server = with_edge()
     for sequence in (1, 2, 3):
         server.receive(gradient(sequence))
     assert server.receive(hello()) == []
@@ -90,14 +76,13 @@ def test_a_hello_that_comes_again_after_gradients_were_applied_has_no_effect() -
 
 def test_the_process_that_speaks_for_an_edge_is_never_told_that_its_ledger_is_lost() -> None:
     """Somebody else has sent a gradient in its name; it goes on with its own."""
-    server = cloud()
-    server.receive(hello())
+    server = with_edge()
     server.receive(gradient(1))
     server.receive(gradient(2))  # forged
     effects = server.receive(hello(number=2, last_sequence=1))
     assert welcomed(effects) == (A, 0, 1)
     assert refusal(server.receive(gradient(2))) == "duplicate"
-    assert names(server.receive(gradient(3))) == ["GradientApplied", "SendModel"]
+    assert kinds(server.receive(gradient(3))) == ["GradientApplied", "SendModel"]
 
 
 def test_late_hellos_of_a_process_that_was_replaced_do_not_take_over() -> None:
@@ -108,9 +93,9 @@ def test_late_hellos_of_a_process_that_was_replaced_do_not_take_over() -> None:
         assert server.receive(hello(number=number)) == []
     assert server.edges[A].nonce == "p2"
     effects = server.receive(hello(number=4))  # one that was never heard: it lives
-    assert names(effects) == ["Welcome", "SendModel"]
+    assert kinds(effects) == ["Welcome", "SendModel"]
     assert server.receive(hello(nonce="p2")) == []
-    assert names(server.receive(hello(nonce="p2", number=2))) == ["Welcome", "SendModel"]
+    assert kinds(server.receive(hello(nonce="p2", number=2))) == ["Welcome", "SendModel"]
 
 
 def test_only_so_many_processes_of_an_edge_are_remembered() -> None:
@@ -133,20 +118,19 @@ def test_an_edge_that_released_in_an_earlier_life_gets_the_shard_that_it_asks_fo
     server = cloud()
     assert welcomed(server.receive(hello())) == (A, 0, 0)
     assert welcomed(server.receive(hello(number=2, index=1, last_sequence=40))) == (A, 1, 0)
-    assert names(server.receive(gradient(41)))[0] == "GradientApplied"
+    assert kinds(server.receive(gradient(41)))[0] == "GradientApplied"
 
 
 # -- leaves and wills -------------------------------------------------------------------------------------
 
 
 def test_what_comes_of_a_process_after_its_leave_changes_nothing() -> None:
-    server = cloud()
-    server.receive(hello())
+    server = with_edge()
     server.receive(hello("b"))
     assert server.receive(Leave(A, "shutdown", "p1")) == [EdgeGone(0, A, 1, "shutdown")]
     assert server.receive(Leave(A, "lost", "p1")) == []
     assert server.receive(hello(number=9)) == []
-    assert names(server.receive(gradient(1))) == ["GradientApplied", "SendModel"]  # it was under way
+    assert kinds(server.receive(gradient(1))) == ["GradientApplied", "SendModel"]  # it was under way
     assert not server.edges[A].present
     assert server.receive(Leave(A, "lost", "p1")) == []
     server.receive(hello(nonce="p2", last_sequence=1))
@@ -155,8 +139,7 @@ def test_what_comes_of_a_process_after_its_leave_changes_nothing() -> None:
 
 
 def test_the_leave_of_a_process_that_was_replaced_is_not_heard() -> None:
-    server = cloud(edges=1)
-    server.receive(hello())
+    server = with_edge(edges=1)
     server.receive(hello(nonce="p2"))
     for reason in ("budget", "lost", "shutdown"):
         assert server.receive(Leave(A, reason, "p1")) == []
@@ -170,9 +153,9 @@ def test_a_gradient_of_another_life_is_not_applied_and_its_edge_is_asked_for_a_h
     server = cloud()
     server.receive(hello(last_sequence=4))
     before = server.model.copy()
-    effects = server.receive(gradient(4, incarnation=6))
+    effects = server.receive(gradient(4, life=6))
     assert refusal(effects) == "incarnation"
-    assert [effect.reason for effect in effects if isinstance(effect, Refuse)] == ["stranger"]
+    assert only(Refuse, effects).reason == "stranger"
     np.testing.assert_array_equal(server.model, before)
     assert server.edges[A].last_sequence == 0  # nothing is used up
 
@@ -183,39 +166,37 @@ def test_a_sequence_that_is_not_the_next_is_neither_applied_nor_used_up(sequence
     server.receive(hello(last_sequence=5))
     effects = server.receive(gradient(sequence))
     assert refusal(effects) == "sequence"
-    assert [effect.reason for effect in effects if isinstance(effect, Refuse)] == ["stranger"]
+    assert only(Refuse, effects).reason == "stranger"
     assert server.edges[A].last_sequence == 0
-    assert isinstance(server.receive(gradient(6))[0], GradientApplied)
-    assert isinstance(server.receive(gradient(7))[0], GradientApplied)
+    assert kinds(server.receive(gradient(6)))[0] == "GradientApplied"
+    assert kinds(server.receive(gradient(7)))[0] == "GradientApplied"
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, 0.5, np.nextafter(1.0, 2.0)])
 def test_a_gradient_under_a_bound_that_its_version_never_had_is_not_applied(sensitivity: float) -> None:
-    server = cloud()
-    server.receive(hello())
+    server = with_edge()
     effects = server.receive(gradient(1, sensitivity=sensitivity))
     assert refusal(effects) == "sensitivity"
-    assert [effect.acknowledged for effect in effects if isinstance(effect, SendModel)] == [1]
+    assert only(SendModel, effects).acknowledged == 1
     assert server.updates == 0
 
 
 def test_a_gradient_longer_than_an_honest_one_is_used_up_and_not_applied() -> None:
-    server = cloud(most_samples=4)
-    server.receive(hello())
+    server = with_edge(most_samples=4)
     honest = 4 / 2 + Gaussian(1.0).relative_tail(3)
     for sequence, length in ((1, 3e38), (2, 1.01 * honest)):
         effects = server.receive(gradient(sequence, value=length / np.sqrt(3)))
         assert refusal(effects) == "norm"
-        assert [effect.acknowledged for effect in effects if isinstance(effect, SendModel)] == [sequence]
+        assert only(SendModel, effects).acknowledged == sequence
     assert (server.updates, server.model.tolist()) == (0, [0.0] * 3)
-    assert isinstance(server.receive(gradient(3, value=0.99 * honest / np.sqrt(3)))[0], GradientApplied)
+    assert kinds(server.receive(gradient(3, value=0.99 * honest / np.sqrt(3))))[0] == "GradientApplied"
 
 
 def test_the_regulariser_s_part_lengthens_what_an_honest_edge_may_send() -> None:
     server = cloud(most_samples=4, regularization=2.0)
     server.model = np.full(3, 100.0, np.float32)
     server.receive(hello())
-    assert isinstance(server.receive(gradient(1, value=200.0))[0], GradientApplied)
+    assert kinds(server.receive(gradient(1, value=200.0)))[0] == "GradientApplied"
     assert refusal(server.receive(gradient(2, value=230.0))) == "norm"
 
 
@@ -227,10 +208,10 @@ def test_a_model_that_is_not_finite_is_sent_to_nobody_and_ends_the_run() -> None
         [3e38, 0.0, 0.0], np.float32
     )  # its square leaves float32, and it is finite all the same
     effects = server.receive(gradient(1, value=0.0, sensitivity=0.0))
-    assert names(effects) == ["GradientApplied", "SendModel"]
+    assert kinds(effects) == ["GradientApplied", "SendModel"]
     server.model = np.array([np.nan, 0.0, 0.0], np.float32)
     effects = server.receive(gradient(2, version=2, value=0.0, sensitivity=0.0))
-    assert names(effects) == ["GradientApplied", "Halt"]
+    assert kinds(effects) == ["GradientApplied", "Halt"]
     assert server.halted == effects[1] == Halt("diverged", 2, LIFE)
 
 
@@ -238,7 +219,7 @@ def test_without_clipping_no_length_is_refused() -> None:
     server = cloud(private=False, most_samples=4)
     server.begin = beginning("asgd", PROBLEM)
     server.receive(hello())
-    assert isinstance(server.receive(gradient(1, value=3e38, sensitivity=0.0))[0], GradientApplied)
+    assert kinds(server.receive(gradient(1, value=3e38, sensitivity=0.0)))[0] == "GradientApplied"
 
 
 @pytest.mark.parametrize("rows", [20, 5000])
@@ -254,9 +235,8 @@ def test_a_poisson_batch_is_never_larger_than_what_is_counted_on(rows: int) -> N
 
 
 def test_a_run_whose_first_edge_spends_its_budget_waits_for_those_who_may_come() -> None:
-    server = cloud(edges=2)
-    server.receive(hello())
-    assert names(server.receive(Leave(A, "budget", "p1"))) == ["EdgeGone"]
+    server = with_edge(edges=2)
+    assert kinds(server.receive(Leave(A, "budget", "p1"))) == ["EdgeGone"]
     assert server.spent() == "gone"
     server.receive(hello("b"))
     assert server.spent() == ""
@@ -264,8 +244,7 @@ def test_a_run_whose_first_edge_spends_its_budget_waits_for_those_who_may_come()
 
 @pytest.mark.parametrize("reason", ["refused", "failed"])
 def test_an_edge_that_could_not_follow_does_not_keep_a_spent_run_alive(reason: str) -> None:
-    server = cloud(edges=2)
-    server.receive(hello())
+    server = with_edge(edges=2)
     server.receive(hello("b"))
     server.receive(Leave(A, reason, "p1"))
     assert (server.halted, server.spent()) == (None, "")
@@ -274,24 +253,20 @@ def test_an_edge_that_could_not_follow_does_not_keep_a_spent_run_alive(reason: s
 
 
 def test_edges_that_all_failed_have_spent_nothing() -> None:
-    server = cloud(edges=1)
-    server.receive(hello())
+    server = with_edge(edges=1)
     server.receive(Leave(A, "failed", "p1"))
     assert (server.halted, server.spent()) == (None, "")
 
 
 def test_a_version_has_the_stage_and_bound_that_it_was_sent_with() -> None:
     openings = SentModels()
+    assert openings.stage_of(1, 0.0) is None
     for version, stage, sensitivity in ((1, 1, 1.0), (1, 1, 1.0), (4, 1, 1.0), (7, 2, 0.5), (9, 3, 0.25)):
         openings.sent(version, stage, sensitivity)
     assert [openings.stage_of(version, 1.0) for version in (1, 6, 7, 100)] == [1, 1, None, None]
     assert [openings.stage_of(version, 0.5) for version in (6, 7, 8, 9)] == [None, 2, 2, None]
     assert openings.stage_of(9, 0.25) == 3
     assert openings.stage_of(0, 1.0) is None
-
-
-def test_nothing_was_sent_before_the_first_model() -> None:
-    assert SentModels().stage_of(1, 0.0) is None
 
 
 def test_a_version_that_was_sent_with_two_bounds_has_both() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.algorithm import Algorithm
-from cloud.assembly import algorithm_for, server_for
+from cloud.assembly import server_for
 from cloud.server import CloudServer
 from cloud.snapshot import ValueCodec, restore_server, server_state
 from common.errors import ConfigurationError
@@ -21,56 +21,44 @@ from common.quantities import EdgeId, NoisyGradient
 from common.randomness import streams_for
 from common.records.checkpoint import pack, unpack
 from common.scenario.scenario import Scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.core_support import small_dataset, small_scenario
 
 LIFE = 5
 RATE = {"rate": 0.1}
-SCENARIOS = {
-    "mapa": small_scenario(
-        edges=3,
-        iterations=25,
-        algorithm={"theta": 0.9, "tau_max_from": "measured", "tau_window": 4},
-        privacy={"noise": "gaussian", "noise_multiplier": 1.0, "noise_multiplier_ceiling": 4.0},
-    ),
-    "asgd": small_scenario(edges=3, iterations=25, algorithm={"name": "asgd"}),
-    "constant": small_scenario(
-        edges=2, iterations=25, algorithm={"name": "constant", **RATE}, model={"regularization": 0.1}
-    ),
-    "fedbuff": small_scenario(
-        edges=3, iterations=25, algorithm={"name": "tests.algorithms.fedbuff:FedBuff", **RATE}
-    ),
-    "averaged": small_scenario(
-        edges=3, iterations=25, algorithm={"name": "tests.algorithms.averaged:Averaged"}
-    ),
-    "fedasync": small_scenario(
-        edges=3,
-        iterations=25,
-        algorithm={"name": "fedasync", "mix": "model", "mixing": 0.5, "window": 5, **RATE},
-    ),
-    "adam-tail": small_scenario(
-        edges=3, iterations=25, algorithm={"name": "adam", "average": "tail", "average_from": 0.1, **RATE}
-    ),
-    "tuning-free": small_scenario(
-        edges=3,
-        iterations=25,
-        algorithm={"name": "tuning-free", "rate": 0.3},
-        privacy={"noise": "gaussian", "noise_multiplier": 1.0, "clipping": "normalised"},
-    ),
-    "paced": small_scenario(
-        edges=3,
-        iterations=25,
-        algorithm={"name": "momentum", "average": "ema", **RATE},
-        privacy={
+MEASURED = {"theta": 0.9, "tau_max_from": "measured"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "mapa": {
+        "algorithm": {**MEASURED, "tau_window": 4},
+        "privacy": {"noise": "gaussian", "noise_multiplier": 1.0, "noise_multiplier_ceiling": 4.0},
+    },
+    "asgd": {"algorithm": {"name": "asgd"}},
+    "constant": {
+        "edges": 2,
+        "algorithm": {"name": "constant", **RATE},
+        "model": {"regularization": 0.1},
+    },
+    "fedbuff": {"algorithm": {"name": "tests.algorithms.fedbuff:FedBuff", **RATE}},
+    "averaged": {"algorithm": {"name": "tests.algorithms.averaged:Averaged"}},
+    "fedasync": {"algorithm": {"name": "fedasync", "mix": "model", "mixing": 0.5, "window": 5, **RATE}},
+    "adam-tail": {"algorithm": {"name": "adam", "average": "tail", "average_from": 0.1, **RATE}},
+    "tuning-free": {
+        "algorithm": {"name": "tuning-free", "rate": 0.3},
+        "privacy": {"noise": "gaussian", "noise_multiplier": 1.0, "clipping": "normalised"},
+    },
+    "paced": {
+        "algorithm": {"name": "momentum", "average": "ema", **RATE},
+        "privacy": {
             "pace": "own",
             "total_epsilon": 3.0,
             "noise_multiplier": [1.0, 2.0, 4.0],
             "release_caps": [2, 3, 20],
         },
-    ),
-    "mapa-ema": small_scenario(
-        edges=3, iterations=25, algorithm={"theta": 0.9, "tau_max_from": "measured", "average": "ema"}
-    ),
+    },
+    "mapa-ema": {"algorithm": {**MEASURED, "average": "ema"}},
+}
+SCENARIOS = {
+    name: small_scenario(**{"edges": 3, "iterations": 25, **changes}) for name, changes in CHANGES.items()
 }
 MODEL = World.on(SCENARIOS["mapa"], small_dataset()).model
 EDGE = st.sampled_from(["a", "b", "c", "d"])
@@ -141,7 +129,7 @@ def take(server: CloudServer, event: Event | str) -> None:
 
 
 def bytes_of(server: CloudServer, scenario: Scenario) -> tuple[bytes, bytes]:
-    return pack(server_state(server, type(algorithm_for(scenario))))
+    return pack(server_state(server, scenario.described.made))
 
 
 @pytest.mark.slow
@@ -151,7 +139,7 @@ def test_a_snapshot_anywhere_and_the_events_since_make_the_same_state(
     name: str, steps: list[tuple[Any, ...]], cut: int, at_least: int
 ) -> None:
     scenario = SCENARIOS[name]
-    made = type(algorithm_for(scenario))
+    made = scenario.described.made
     server = new_server(scenario, at_least)
     snapshot, remembered = bytes_of(server, scenario), list[Event | str]()
     for number, step in enumerate(steps):

@@ -20,9 +20,8 @@ from common.models.model import Features, Images, feature_length
 from common.models.scattering_softmax import ScatteringSoftmax
 from common.problem import Problem
 from common.scenario.scenario import Scenario, parse_scenario
-from mapa.simulation.simulator import simulate
+from mapa.simulation.simulator import World, simulate
 from mapa.simulation.vectorised import simulate_rounds
-from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario, small_world
 
 PRIVACY = {"noise": "gaussian", "noise_multiplier": 2.0, "clipping": "normalised"}
@@ -124,17 +123,6 @@ def test_begin_without_a_rate_says_what_is_missing() -> None:
     world = free_world()
     with pytest.raises(ConfigurationError, match=r"algorithm\.rate: needed"):
         begun(free_scenario(), world.model)
-
-
-def test_the_bound_only_sets_units() -> None:
-    """With no λ four times C is the same run: a power of two scales float32 without rounding."""
-    alike = [
-        simulate(
-            free_world(algorithm={**FREE, "first_clip": clip}, model={"name": UNIT, "regularization": 0.0})
-        )
-        for clip in (None, 4.0)
-    ]
-    np.testing.assert_array_equal(alike[0].x, alike[1].x)
 
 
 def test_the_vectorised_engine_plans_it() -> None:

@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.admission import Terms
-from cloud.algorithm import Update
+from cloud.algorithm import LARGEST, Update, WithWeights, effective_multiplier, noise_weights
 from cloud.assembly import algorithm_for, begun, public_numbers, weights_of
-from cloud.wrappers import LARGEST, WithWeights, effective_multiplier, noise_weights
 from common.algorithms import algorithm_names, describe
 from common.errors import ConfigurationError
 from common.messages import Hello
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, NoisyGradient
-from mapa.simulation.plan import check_plannable
-from mapa.simulation.synchronous import check_synchronous
+from mapa.simulation.synchronous import check_synchronous_scenario
+from mapa.simulation.vectorised import check_vectorised_scenario
 from tests.core_support import small_scenario, small_world
 
 EDGES = st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 10_000)), min_size=1, max_size=12)
@@ -156,9 +155,9 @@ def test_a_pace_with_quantile_clipping_says_how_to_go_without_weights() -> None:
 
 def test_engines_that_take_all_edges_alike_refuse_weights() -> None:
     world = paced_world(weights="noise")
-    for check in (check_plannable, check_synchronous):
+    for check in (check_vectorised_scenario, check_synchronous_scenario):
         with pytest.raises(ConfigurationError, match=r"algorithm\.weights = 'noise'|delays\.kind"):
-            check(world)
+            check(world.scenario)
 
 
 @pytest.mark.parametrize("name", ["asgd", "csgd"])

@@ -67,16 +67,27 @@ def sampled(noise_multiplier: float, rate: float, count: int) -> object:
 
 # -- Gaussian releases -------------------------------------------------------------------------------
 
+EPOCH = kind(Gaussian(5.0), 10, 109, SHUFFLED)  # ⌊109/10⌋ = 10 batches, each charged once an epoch begun
+MEAN = kind(Gaussian(36.0), clipping=BATCH_MEAN)
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("z", "b", "n", "releases"), [(1.2, 12, 1200, 500), (3.82, 1024, 12000, 470)])
-def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: int) -> None:
-    ours = total(of(releases, kind(Gaussian(z), b, n)), DELTA)
-    rdp, pld = accountants(sampled(z, b / n, releases))
-    assert ours.rdp == pytest.approx(rdp, abs=1e-6)
-    assert ours.pld == pytest.approx(pld, abs=1e-6)
-    assert ours.method == "pld"
-    assert ours.epsilon == ours.pld
+
+@pytest.mark.parametrize(
+    ("this", "releases", "event"),
+    [
+        pytest.param(kind(Gaussian(1.2)), 500, sampled(1.2, 0.01, 500), marks=pytest.mark.slow),
+        pytest.param(
+            kind(Gaussian(3.82), 1024, 12000), 470, sampled(3.82, 1024 / 12000, 470), marks=pytest.mark.slow
+        ),
+        pytest.param(MEAN, 100, sampled(36.0 / 24, 0.01, 100), marks=pytest.mark.slow),
+        (kind(Gaussian(3.0), 100, 100), 4, plain(3.0, 4)),  # a rate of one is not amplified
+        *((EPOCH, n, plain(5.0, epochs)) for n, epochs in ((1, 1), (10, 1), (11, 2), (30, 3), (31, 4))),
+    ],
+)
+def test_totals_equal_dp_accounting(this: ReleaseKind, releases: int, event: object) -> None:
+    ours = total(of(releases, this), DELTA)
+    rdp, pld = accountants(event)
+    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
+    assert (ours.method, ours.epsilon) == ("pld", ours.pld)
 
 
 @pytest.mark.slow
@@ -92,32 +103,10 @@ def test_replace_one_takes_the_zero_out_multiplier_since_dp_accounting_doubles_t
     assert whole.replace_one == pytest.approx(accountants(plain(2.0, 3))[1], abs=1e-6)
 
 
-def test_a_rate_of_one_is_not_amplified() -> None:
-    ours = total(of(4, kind(Gaussian(3.0), 100, 100)), DELTA)
-    rdp, pld = accountants(plain(3.0, 4))
-    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
-
-
-@pytest.mark.parametrize(("releases", "epochs"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
-def test_shuffled_charges_one_plain_release_an_epoch_begun(releases: int, epochs: int) -> None:
-    this = kind(Gaussian(5.0), 10, 109, SHUFFLED)  # ⌊109/10⌋ = 10 batches
-    assert this.charges(releases) == epochs
-    rdp, pld = accountants(plain(5.0, epochs))
-    ours = total(of(releases, this), DELTA)
-    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
-
-
 def test_with_replacement_a_record_can_fill_the_batch() -> None:
     ours = total(of(2, kind(Gaussian(60.0), sampling=WITH_REPLACEMENT)), DELTA)
     assert ours.pld == pytest.approx(accountants(plain(60.0 / 12, 2))[1], abs=1e-6)
     assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
-    ours = total(of(100, kind(Gaussian(36.0), clipping=BATCH_MEAN)), DELTA)
-    assert ours.pld == pytest.approx(accountants(sampled(36.0 / 24, 0.01, 100))[1], abs=1e-6)
-    assert ours.epsilon > total(of(100, kind(Gaussian(36.0))), DELTA).epsilon
 
 
 def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:

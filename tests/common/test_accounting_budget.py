@@ -9,7 +9,7 @@ import dp_accounting
 import pytest
 
 from common.accounting import gaussian
-from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_releases
+from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_messages
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -45,7 +45,7 @@ def test_the_last_release_permitted_is_within_the_budget_and_the_next_is_not(thi
     assert charges > 1
     assert total([Spent(this, charges)], BUDGET.delta).epsilon <= BUDGET.epsilon
     assert total([Spent(this, charges + 1)], BUDGET.delta).epsilon > BUDGET.epsilon
-    assert max_releases(BUDGET, this) == charges * this.batches_per_epoch
+    assert max_messages(BUDGET, this) == charges * this.batches_per_epoch
 
 
 def test_what_other_runs_spent_is_not_there_to_spend() -> None:
@@ -60,7 +60,7 @@ def test_what_other_runs_spent_is_not_there_to_spend() -> None:
 
 @pytest.mark.parametrize("law", [None, ExponentialNorm(0.1), Gaussian(0.05)])
 def test_a_budget_permits_nothing_where_one_release_passes_it(law: NoiseLaw | None) -> None:
-    assert max_releases(BUDGET, kind(law, 12, 24)) == 0
+    assert max_messages(BUDGET, kind(law, 12, 24)) == 0
 
 
 def test_a_release_that_costs_next_to_nothing_is_permitted_as_often_as_anybody_could_ask() -> None:

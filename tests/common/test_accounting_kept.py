@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.accounting import budget as budgets
-from common.accounting import kept
+from common.accounting import gaussian, kept
 from common.accounting import total as totals
 from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Adjacency
 from common.mechanism.mechanism import Mechanism
 from common.models.features import FeatureCache
 from common.noise.gaussian import Gaussian
@@ -90,8 +91,15 @@ def _counted(name: str, of: Callable[..., Any], begun: list[str]) -> Callable[..
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The long searches that are begun."""
     begun: list[str] = []
-    for module, name in ((budgets, "_least_multiplier"), (budgets, "_last"), (totals, "_replace_one_by_pld")):
-        monkeypatch.setattr(module, name, _counted(name, getattr(module, name), begun))
+    for name in ("_least_multiplier", "_last"):
+        monkeypatch.setattr(budgets, name, _counted(name, getattr(budgets, name), begun))
+    pld = gaussian.pld
+
+    def counted(groups: Any, delta: float, adjacency: Adjacency) -> float:
+        begun.append(adjacency.name)
+        return pld(groups, delta, adjacency)
+
+    monkeypatch.setattr(gaussian, "pld", counted)
     return begun
 
 
@@ -103,8 +111,8 @@ def test_what_was_found_once_is_not_looked_for_again(searches: list[str]) -> Non
             z = calibrate(BUDGET, **ASKED)
             found.append((z, max_charges(BUDGET, kind(z)), total([Spent(kind(z), 5)], 1e-5)))
     assert found[0] == found[1]
-    assert sorted(set(searches)) == ["_last", "_least_multiplier", "_replace_one_by_pld"]
-    assert searches.count("_least_multiplier") == searches.count("_replace_one_by_pld") == 1
+    assert set(searches) == {"_last", "_least_multiplier", "REPLACE_ONE", "ZERO_OUT"}
+    assert searches.count("_least_multiplier") == searches.count("REPLACE_ONE") == 1
 
 
 def test_nothing_is_kept_unless_a_program_gives_a_store() -> None:

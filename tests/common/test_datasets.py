@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import h5py
 import numpy as np
 import pytest
 
-from common.datasets.catalogue import DATA_SETS, data_directory, describe, load_dataset
-from common.datasets.dataset import Dataset, Samples, content_checksum
-from common.datasets.named import usps
-from common.datasets.named.mnist import SHA256, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, Mnist, read_idx
+from common.datasets.catalogue import DATA_SETS, data_directory, describe, load_dataset, named_dataset
+from common.datasets.dataset import Dataset, Samples, check_dataset, content_checksum
+from common.datasets.formats import read_h5, read_idx, read_libsvm, read_zipcode
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
+    LIBSVM,
+    TEST_LABELS,
+    TRAIN_IMAGES,
+    TRAIN_LABELS,
+    ZIPCODE,
     idx_bytes,
     libsvm_bytes,
     mnist_contents,
+    publish,
     real_directories,
     usps_parts,
     write_mnist,
@@ -31,15 +37,12 @@ from tests.datasets_support import (
 SUPPORT = "tests.datasets_support"
 
 
-class AnyMnist(Mnist):
-    checksum = None
+def unchecked(name: str) -> Any:
+    """Return a data set of which any content is taken."""
+    return replace(cast(Any, named_dataset(name)), checksum=None)
 
 
-class AnyUsps(usps.Usps):
-    checksum = None
-
-
-load_mnist, load_usps, find_usps = AnyMnist().load, AnyUsps().load, AnyUsps().find
+load_mnist, load_usps, find_usps = unchecked("mnist").load, unchecked("usps").load, unchecked("usps").find
 
 
 def small_mnist(tmp_path: Path) -> Dataset:
@@ -69,12 +72,9 @@ SOURCES: list[Callable[[Path], Dataset]] = [
 def test_a_data_set_keeps_its_contract(source: Callable[[Path], Dataset], tmp_path: Path) -> None:
     dataset = source(tmp_path)
     sizes = {d.name: (d.train, d.test) for d in describe(tmp_path)}
+    assert check_dataset(dataset, dataset.name).test is not None
     for part in (dataset.train, dataset.test):
-        assert part.inputs.shape == (len(part), dataset.shape[0] * dataset.shape[1])
-        assert part.labels.dtype == np.int64
-        assert set(np.unique(part.labels)) <= set(range(dataset.classes))
         pixels = part.values()
-        assert pixels.dtype == np.float32
         assert 0 <= pixels.min() < pixels.max() <= 1
     assert dataset.checksum == content_checksum(dataset.train, dataset.test)
     if len(dataset.train) > 100:
@@ -101,20 +101,17 @@ def test_a_gz_that_a_browser_unpacked_is_read_all_the_same(tmp_path: Path) -> No
     assert len(load_mnist(tmp_path).train) == 30
 
 
-def test_missing_mnist_says_which_files_and_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_data_set_says_which_files_and_what_to_do(tmp_path: Path) -> None:
     write_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{TEST_LABELS}.gz").unlink()
-    with pytest.raises(DataUnavailableError) as caught:
-        load_dataset("mnist", tmp_path)
-    for part in (
-        f"{TEST_LABELS}.gz",
-        str(tmp_path / "mnist"),
-        "mapa data get mnist",
-        "MAPA_DATA_DIR",
-        "mnist-5k",
+    for name, files in (
+        ("mnist", f"put {TEST_LABELS}.gz into"),
+        ("usps", "usps.h5, or usps.bz2 and usps.t.bz2"),
     ):
-        assert part in str(caught.value)
-    assert TRAIN_IMAGES not in str(caught.value)
+        with pytest.raises(DataUnavailableError) as caught:
+            load_dataset(name, tmp_path)
+        for part in (files, str(tmp_path / name), f"mapa data get {name}", "MAPA_DATA_DIR", "mnist-5k"):
+            assert part in str(caught.value)
 
 
 def test_other_content_than_the_published_mnist_is_refused_and_each_wrong_file_named(
@@ -122,8 +119,8 @@ def test_other_content_than_the_published_mnist_is_refused_and_each_wrong_file_n
 ) -> None:
     write_mnist(tmp_path / "mnist")
     contents = mnist_contents()
-    for name in (TRAIN_LABELS, TEST_LABELS):
-        monkeypatch.setitem(SHA256, name, hashlib.sha256(contents[name]).hexdigest())
+    publish(monkeypatch, "mnist", {**contents, TRAIN_IMAGES: b"", "t10k-images-idx3-ubyte": b""})
+    monkeypatch.setattr(named_dataset("mnist"), "checksum", "other", raising=False)
     with pytest.raises(DataUnavailableError) as caught:
         load_dataset("mnist", tmp_path)
     assert f"{TRAIN_IMAGES}.gz" in str(caught.value)
@@ -187,13 +184,13 @@ def test_files_that_do_not_fit_together_are_refused(
 
 def write_libsvm(folder: Path, *, sparse: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for part, name in usps.LIBSVM.items():
+    for part, name in zip(("train", "test"), LIBSVM, strict=True):
         (folder / name).write_bytes(libsvm_bytes(part, sparse=sparse))
 
 
 def write_zipcode(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for part, name in usps.ZIPCODE.items():
+    for part, name in zip(("train", "test"), ZIPCODE, strict=True):
         (folder / name).write_bytes(zipcode_bytes(part))
 
 
@@ -220,7 +217,7 @@ def test_libsvm_decimals_beyond_the_steps_are_kept_and_rounding_past_the_range_i
 ) -> None:
     path = tmp_path / "usps.bz2"
     path.write_bytes(bz2.compress(b"10 1:-0.99987 2:1.0000001 3:-1.0000001\n"))
-    samples = usps.read_libsvm(path)
+    samples = read_libsvm(path)
     np.testing.assert_array_equal(samples.inputs[0, :4], np.float32([0.000065, 1, 0, 0.5]))
     assert samples.labels.tolist() == [9]
 
@@ -279,37 +276,28 @@ def test_damaged_libsvm_text_is_refused(tmp_path: Path, text: bytes, reason: str
     path = tmp_path / "usps.bz2"
     path.write_bytes(bz2.compress(text))
     with pytest.raises(DataUnavailableError, match=reason):
-        usps.read_libsvm(path)
+        read_libsvm(path)
     path.write_bytes(bz2.compress(LINE)[:-4])
     with pytest.raises(DataUnavailableError, match="cannot be read completely"):
-        usps.read_libsvm(path)
+        read_libsvm(path)
 
 
-def test_damaged_zipcode_text_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_h5_or_zipcode_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "zip.train.gz"
     path.write_bytes(gzip.compress(b"1.0 " * 300))
     with pytest.raises(DataUnavailableError, match="257 numbers"):
-        usps.read_zipcode(path)
-
-
-def test_a_damaged_h5_is_refused(tmp_path: Path) -> None:
+        read_zipcode(path)
     path = tmp_path / "usps.h5"
     path.write_bytes(b"no HDF5 at all")
     with pytest.raises(DataUnavailableError, match="not an HDF5 file"):
-        usps.read_h5(path)
+        read_h5(path)
     for shape, labels in (((3, 255), 3), ((3, 256), 2), ((0, 256), 0)):
         with h5py.File(path, "w") as file:
             for part in ("train", "test"):
                 file[f"{part}/data"] = np.zeros(shape, np.float32)
                 file[f"{part}/target"] = np.zeros(labels, np.int32)
         with pytest.raises(DataUnavailableError, match="of shape"):
-            usps.read_h5(path)
-
-
-def test_missing_usps_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataUnavailableError, match=r"usps\.h5, or usps\.bz2 and usps\.t\.bz2") as caught:
-        load_dataset("usps", tmp_path)
-    assert "mapa data get usps" in str(caught.value)
+            read_h5(path)
 
 
 def test_the_data_directory_is_the_environments_or_data_here(

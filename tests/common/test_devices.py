@@ -23,7 +23,7 @@ from common.devices import (
     windows_from_csv,
 )
 from common.errors import ConfigurationError
-from common.randomness import CounterStreams, Purpose
+from common.randomness import CounterStreams
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from mapa.scenario_files import load_scenario
 
@@ -245,8 +245,3 @@ def test_windows_of_a_file_that_touch_are_one(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(f"edge,start,end\n0,5,6\n0,0,3\n0,{3 + LEAST_SPAN / 2},4\n0,1,2\n")
     assert windows_from_csv(path) == {0: [(0.0, 4.0), (5.0, 6.0)]}
-
-
-def test_waits_and_absences_have_streams_of_their_own() -> None:
-    purposes = [purpose.value for purpose in Purpose]
-    assert len(set(purposes)) == len(purposes)

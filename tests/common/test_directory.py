@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,21 +22,26 @@ from common.models.model import layout
 from common.quantities import EdgeId
 from common.records.directory import RunDirectory, new_run_id, versions
 from common.records.layout import LONGEST, STAMP, folder_name
+from common.scenario.parts import model_for
 from common.scenario.scenario import parse_scenario
 from common.wire.topics import is_name
-from tests.core_support import small_scenario
+from mapa.recording import write_manifest
+from mapa.run_parts import RunParts
+from tests.core_support import small_dataset
 
 FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
 
 
 def test_the_manifest_says_what_is_needed_to_run_it_again(tmp_path: Path) -> None:
     scenario = parse_scenario({"iterations": 10, "seed": 4})
+    dataset = replace(small_dataset(), checksum="ab")
+    parts = RunParts(scenario, dataset, model_for(scenario, dataset.shape, dataset.classes), [])
     with RunDirectory(tmp_path / "runs" / "one") as directory:
-        directory.manifest(scenario, engine="events", name="n", data={"blobs": "ab"}, random_stream="philox")
+        write_manifest(directory, parts, name="n", engine="events")
     manifest = json.loads((tmp_path / "runs" / "one" / "manifest.json").read_text())
     assert parse_scenario(manifest["scenario"]) == scenario
     assert manifest["scenario_sha256"] == scenario.digest
-    assert (manifest["seed"], manifest["data"], manifest["random_stream"]) == (4, {"blobs": "ab"}, "philox")
+    assert (manifest["seed"], manifest["data"], manifest["shard_sizes"]) == (4, {scenario.data.set: "ab"}, [])
     assert (manifest["run"], manifest["engine"], manifest["name"]) == ("one", "events", "n")
     assert manifest["versions"]["numpy"] == np.__version__
     assert datetime.fromisoformat(manifest["started"]).tzinfo is not None
@@ -65,7 +71,7 @@ def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_aft
 
     def write(error: Exception | None) -> None:
         with RunDirectory(tmp_path / "run", resumed=True) as directory, Path("/dev/full").open("wb") as full:
-            os.dup2(full.fileno(), directory._stream._file.fileno())
+            os.dup2(full.fileno(), directory.events._file.fileno())
             directory.journal.write("halted", {"t": 1})
             if error is not None:
                 raise error
@@ -159,7 +165,7 @@ def test_the_same_model_is_the_same_file_byte_by_byte(tmp_path: Path) -> None:
 
 def test_a_run_that_was_moved_keeps_its_id(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as directory:
-        directory.manifest(small_scenario(), engine="network", name="one", data={})
+        directory.document("manifest.json", {"run": "run"})
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with RunDirectory(tmp_path / "elsewhere", resumed=True) as directory:
         assert directory.run == "run"

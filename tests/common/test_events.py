@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from common.errors import RecordsError
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.quantities import EdgeId
-from common.records.directory import RunDirectory
-from common.records.events import EventFile, Journal, event_name
+from common.records.directory import EventFile, RunDirectory
+from common.records.recorder import Journal
+from common.records.tally import event_name
 
 FACTS: list[Fact] = [
     EdgeJoined(0, EdgeId("a"), 1, "gaussian", None, 2.0, False),
@@ -37,7 +38,7 @@ def written(fact: Fact, time: float | None = None) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=event_name)
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: event_name(type(fact)))
 @pytest.mark.parametrize("time", [None, 0.0, 12.3456789])
 def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | None) -> None:
     line = written(fact, time)
@@ -45,7 +46,7 @@ def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | Non
     assert line.count("\n") == 1
     record = json.loads(line)
     fields = asdict(fact)
-    wanted = {"event": event_name(fact), **fields, **fields.get("parameters", {})}
+    wanted = {"event": event_name(type(fact)), **fields, **fields.get("parameters", {})}
     wanted.pop("parameters", None)  # a law's other parameters stand beside the other keys
     if wanted.get("device", "") is None:  # a key that came later
         del wanted["device"]
@@ -56,7 +57,7 @@ def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | Non
 
 
 def test_names_of_events() -> None:
-    assert [event_name(fact) for fact in FACTS] == [
+    assert [event_name(type(fact)) for fact in FACTS] == [
         "edge_joined",
         "edge_joined",
         "edge_joined",
@@ -105,7 +106,7 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 from common.errors import RecordsError
-from common.records.events import EventFile
+from common.records.directory import EventFile
 file = EventFile(Path(sys.argv[1]))
 for number in range(10):
     file.write('{"line": %d}\\n' % number)

@@ -20,7 +20,7 @@ from common.models.scattering_softmax import ScatteringSoftmax
 
 ROWS, COLUMNS = 5, 3
 KEY = bytes(range(32))
-HEADER = 96
+HEADER = 48
 
 
 def numbers(seed: int = 0) -> npt.NDArray[np.float32]:

@@ -12,8 +12,7 @@ from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from edge.joining import identity
-from mapa.simulation.simulator import simulate
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, simulate
 
 SCHEMA = {
     "kind": "table",

@@ -8,7 +8,7 @@ import pytest
 from common.datasets.dataset import split_rows, with_holdout
 from common.errors import ConfigurationError
 from edge.joining import identity
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.core_support import small_dataset, small_scenario
 
 FIRST_HELD = [11, 15, 20, 30]  # of 10,000 among MNIST's 60,000

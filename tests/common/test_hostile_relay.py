@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
-from common.transport.hostile_relay import Disorder, HostileLoop, PacketFramer, topic_of
+from common.transport.relay import Disorder, PacketFramer, RelayLoop, topic_of
 from common.transport.stream import publish_head
 
 PAYLOADS = st.lists(st.binary(max_size=400), max_size=12)
@@ -95,9 +95,9 @@ def ended(connection: socket.socket) -> bool:
 def test_messages_come_late_twice_and_in_another_order_and_other_packets_in_theirs(
     listener: socket.socket,
 ) -> None:
-    with HostileLoop() as loop:
-        relay = loop.open(BrokerAddress(*listener.getsockname()))
-        loop.disorder(relay, Disorder("seed", late=0.5, twice=0.3, longest=0.1))
+    with RelayLoop() as loop:
+        relay = loop.open_hostile(BrokerAddress(*listener.getsockname()))
+        relay.disorder = Disorder("seed", late=0.5, twice=0.3, longest=0.1)
         with socket.create_connection((relay.address.host, relay.address.port)) as edge:
             far, _ = listener.accept()
             with far:
@@ -115,23 +115,23 @@ def test_messages_come_late_twice_and_in_another_order_and_other_packets_in_thei
 
 
 def test_a_partition_holds_and_a_cut_ends(listener: socket.socket) -> None:
-    with HostileLoop() as loop:
-        relay = loop.open(BrokerAddress(*listener.getsockname()))
+    with RelayLoop() as loop:
+        relay = loop.open_hostile(BrokerAddress(*listener.getsockname()))
         edge = socket.create_connection((relay.address.host, relay.address.port))
         far, _ = listener.accept()
         with edge, far:
-            loop.partition(relay, True)
+            loop.do(relay.partition(True))
             edge.sendall(publish(b"held"))
             far.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 far.recv(1)
-            loop.partition(relay, False)
+            loop.do(relay.partition(False))
             assert received(far, 1) == [publish(b"held")]
-            loop.cut(relay, True)
+            loop.do(relay.cut(True))
             assert ended(edge)
         with socket.create_connection((relay.address.host, relay.address.port)) as refused:
             assert ended(refused)
-        loop.cut(relay, False)
+        loop.do(relay.cut(False))
         with socket.create_connection((relay.address.host, relay.address.port)) as again:
             far, _ = listener.accept()
             with far:

@@ -118,18 +118,6 @@ def test_folding_keeps_the_products_of_mirrored_means(shape: tuple[int, ...]) ->
     np.testing.assert_allclose(kept @ kept.T, mean @ mean.T, rtol=1e-4)
 
 
-def test_left_and_right_look_nearly_alike_with_the_mirror_and_not_without() -> None:
-    picture = draw_landmarks("blobs", 60, GREY)[40:, 0]
-    turned = picture[:, :, ::-1].reshape(20, -1).copy()
-
-    def likeness_of_sides(model: ScatteringSoftmax) -> float:
-        here, there = model.features(picture.reshape(20, -1))[:, :-1], model.features(turned)[:, :-1]
-        return float(np.mean(np.vecdot(here, there)) / 40)
-
-    assert likeness_of_sides(blobs(mirror=True)) > 0.9
-    assert likeness_of_sides(blobs()) < 0.7
-
-
 # -- colour -------------------------------------------------------------------------------------------
 
 
@@ -151,44 +139,6 @@ def test_colour_images_are_seen_in_yuv_unless_the_options_say_otherwise() -> Non
 
 
 # -- options and caps ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "message"),
-    [
-        (
-            GREY,
-            {"landmarks_of": "faces"},
-            r"landmarks_of = 'faces': must be one of 'strokes', 'blobs', 'leaves'",
-        ),
-        (GREY, {"landmarks_of": ["blobs"]}, r"landmarks_of = \['blobs'\]: must be one of"),
-        (
-            GREY,
-            {"landmarks_of": "leaves"},
-            r"landmarks_of = 'leaves': must be 'strokes' or 'blobs' with images",
-        ),
-        (COLOUR, {}, r"landmarks_of = 'strokes': must be 'leaves' with images of \(3, 16, 16\)"),
-        (GREY, {"mirror": 1}, r"mirror = 1: must be true or false"),
-        (
-            GREY,
-            {"mirror": True, "landmarks": 0},
-            r"mirror = True: must be false with model.options.landmarks = 0",
-        ),
-        (GREY, {"colour": "yuv"}, r"colour = 'yuv': must be absent with grey images"),
-        (COLOUR, {"landmarks_of": "leaves", "colour": "hsv"}, r"colour = 'hsv': must be one of 'yuv', 'rgb'"),
-        (COLOUR, {"landmarks_of": "leaves", "colour": {}}, r"colour = \{\}: must be one of"),
-        (GREY, {"bias": -0.1}, r"bias = -0.1: must be a number from 0 to 10"),
-        (GREY, {"bias": math.nan}, r"bias = nan: must be a number"),
-        (GREY, {"bias": True}, r"bias = True: must be a number"),
-        (GREY, {"bias": 0.1, "landmarks": 0}, r"bias = 0.1: must be absent with model.options.landmarks = 0"),
-        ((4, 16, 16), {}, r"cannot take shape = \(4, 16, 16\)"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused_by_key_value_and_range(
-    shape: tuple[int, ...], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make_model("scattering", shape=shape, classes=10, options=options)
 
 
 def test_a_model_is_made_without_drawing_anything(monkeypatch: pytest.MonkeyPatch) -> None:

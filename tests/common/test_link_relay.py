@@ -14,7 +14,7 @@ import pytest
 
 from common.transport.connection import BrokerAddress
 from common.transport.link import Distribution, LinkClock, LinkProfile
-from common.transport.relay import DelayedWay, DelayRelay, RelayLoop
+from common.transport.relay import Relay, RelayLoop, Way
 
 PATIENCE = 600.0  # seconds; reached only where something hangs
 MOMENT = 1e-6  # seconds; sums of times are rounded
@@ -83,7 +83,7 @@ class Log:
 def logs(monkeypatch: pytest.MonkeyPatch) -> dict[LinkClock, Log]:
     """A log for every way of every relay."""
     found: dict[LinkClock, Log] = {}
-    due, send_on = LinkClock.due, DelayedWay._send_on
+    due, send_on = LinkClock.due, Way._send_on
 
     def noted_due(clock: LinkClock, now: float, size: int) -> float:
         log = found.setdefault(clock, Log())
@@ -92,21 +92,28 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> dict[LinkClock, Log]:
         log.due.append(due(clock, now, size))
         return log.due[-1]
 
-    def noted_send(way: DelayedWay, data: bytes | None) -> None:
-        found[way._clock].went.append(way._relay.loop.time())
+    def noted_send(way: Way, data: bytes | None) -> None:
+        assert isinstance(way._line, LinkClock)
+        found[way._line].went.append(way._relay.loop.time())
         send_on(way, data)
 
     monkeypatch.setattr(LinkClock, "due", noted_due)
-    monkeypatch.setattr(DelayedWay, "_send_on", noted_send)
+    monkeypatch.setattr(Way, "_send_on", noted_send)
     return found
 
 
-def open_relay(relays: RelayLoop, echo: EchoServer, **fields: object) -> DelayRelay:
+def open_relay(relays: RelayLoop, echo: EchoServer, **fields: object) -> Relay:
     profile = LinkProfile(**fields)  # type: ignore[arg-type]
     return relays.open(profile, echo.address, np.random.default_rng(3))
 
 
-def dial(relay: DelayRelay) -> socket.socket:
+def clocks(relay: Relay) -> list[LinkClock]:
+    """Return those of the way up and of the way down."""
+    found = [relay.line(upward) for upward in (True, False)]
+    return [clock for clock in found if isinstance(clock, LinkClock)]
+
+
+def dial(relay: Relay) -> socket.socket:
     client = socket.create_connection((relay.address.host, relay.address.port), timeout=PATIENCE)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return client
@@ -129,7 +136,7 @@ def test_a_round_trip_takes_the_delay_twice(
         for _ in range(3):
             client.sendall(b"ping")
             assert read(client, 4) == b"ping"
-    up, down = logs[relay.clocks[True]], logs[relay.clocks[False]]
+    up, down = (logs[clock] for clock in clocks(relay))
     for log in (up, down):
         log.assert_nothing_early()
         assert log.sizes[:3] == [4, 4, 4]
@@ -154,7 +161,7 @@ def test_a_rate_limits_the_bytes_per_second(
     with dial(relay) as client:
         client.sendall(b"x" * 40_000)
         read(client, 40_000)
-    for clock in relay.clocks.values():
+    for clock in clocks(relay):
         log = logs[clock]
         log.assert_nothing_early()
         so_far = np.cumsum(log.sizes)
@@ -180,7 +187,7 @@ def test_a_partition_holds_and_then_delivers(
     with dial(relay) as client:
         client.sendall(b"held")
         assert read(client, 4) == b"held"
-    for clock in relay.clocks.values():
+    for clock in clocks(relay):
         logs[clock].assert_nothing_early()
         assert logs[clock].went[0] >= before + 0.5  # a round trip inside it waits for its end
 
@@ -226,7 +233,7 @@ def test_attempts_while_the_broker_is_away_leave_nothing_behind(
     assert gone.wait(PATIENCE), f"{len(relay._ways)} ways are kept"
     gc.collect()
     # not isinstance: it asks every object for its class, and some of torch's answer with a warning
-    kept = [thing for thing in gc.get_objects() if type(thing) is DelayedWay and thing._relay is relay]
+    kept = [thing for thing in gc.get_objects() if type(thing) is Way and thing._relay is relay]
     assert len(kept) <= 2, "a timer keeps what an attempt left"
 
 
@@ -261,6 +268,6 @@ def test_fifty_relays_share_one_thread(
         for number, client in enumerate(clients):
             assert read(client, 1000) == bytes([number]) * 1000
     for relay in opened:
-        for clock in relay.clocks.values():
+        for clock in clocks(relay):
             logs[clock].assert_nothing_early()
             assert logs[clock].due[0] - logs[clock].came[0] == pytest.approx(0.020, abs=MOMENT)

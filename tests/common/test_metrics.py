@@ -14,8 +14,7 @@ from common.errors import ConfigurationError
 from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric, check_metrics, check_values
 from common.models.linear import LogisticRegression
 from common.quantities import Vector
-from common.records.events import Journal
-from common.records.recorder import Recorder
+from common.records.recorder import Journal, Recorder
 from common.records.tally import Evaluation, Tally, headline
 
 RMSE = Metric("rmse", Better.LOWER)

@@ -1,4 +1,4 @@
-"""LR, SVM and softmax against torch's autograd, sample by sample."""
+"""LR, SVM and softmax against torch's autograd, sample by sample; least squares against differences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from common.errors import ConfigurationError
 from common.models.linear import LinearModel, LogisticRegression, Softmax, Svm
+from common.models.registry import make_model
 
 SHAPE, CLASSES = (6, 5), 10
 KINDS = (LogisticRegression, Svm, Softmax)
@@ -78,17 +76,6 @@ def test_evaluate_is_the_mean_loss_and_the_share_of_right_answers(kind: type[Lin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluate_in_chunks_is_evaluate_in_one(
-    kind: type[LinearModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = kind(shape=SHAPE, classes=CLASSES)
-    arguments = batch(model, 50, 6)
-    whole = model.evaluate(*arguments)
-    monkeypatch.setattr("common.models.linear._CHUNK", 7)
-    assert model.evaluate(*arguments) == pytest.approx(whole, rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_stacked_edges_give_what_each_gives_alone(kind: type[LinearModel]) -> None:
     model = kind(shape=SHAPE, classes=CLASSES)
     rng = np.random.default_rng(1)
@@ -112,20 +99,6 @@ def test_the_memory_order_of_the_scores_does_not_matter(kind: type[LinearModel])
     expected = model.score_gradient(scores, targets)
     np.testing.assert_array_equal(model.score_gradient(np.asfortranarray(scores), targets), expected)
     np.testing.assert_array_equal(scores, before)  # the caller's scores are left alone
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 2**32 - 1), b=st.integers(0, 20), factor=st.floats(-3, 3, width=32))
-def test_the_weighted_sum_is_linear_in_the_weights(
-    kind: type[LinearModel], seed: int, b: int, factor: float
-) -> None:
-    model = kind(shape=SHAPE, classes=CLASSES)
-    gradients = model.gradients(*batch(model, b, seed))
-    first, second = np.random.default_rng(seed).random((2, b), dtype=np.float32)
-    combined = gradients.weighted_sum(first + np.float32(factor) * second)
-    apart = gradients.weighted_sum(first) + np.float32(factor) * gradients.weighted_sum(second)
-    np.testing.assert_allclose(combined, apart, atol=1e-4)
-    assert combined.dtype == gradients.norms().dtype == np.float64
 
 
 @pytest.mark.parametrize("score", [-3e38, -1e4, -100.0, 100.0, 1e4, 3e38])
@@ -163,23 +136,40 @@ def test_lr_takes_any_two_way_split_and_parity_by_default() -> None:
     assert np.flatnonzero(split == -1).tolist() == [1, 2, 3, 4, 5, 6, 8, 9]
 
 
-@pytest.mark.parametrize("positive", [[], [10], [-1], list(range(10)), ["1"], [True], 3, "odd"])
-def test_a_split_that_is_none_is_refused(positive: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"model\.options\.positive"):
-        LogisticRegression(shape=SHAPE, classes=10, positive=positive)  # type: ignore[arg-type]
-
-
-def test_a_label_outside_the_classes_is_refused() -> None:
-    for kind in (Svm, Softmax):
-        model = kind(shape=SHAPE, classes=10)
-        for label in (-1, 10):
-            with pytest.raises(ConfigurationError, match=f"{label}"):
-                model.targets(np.array([3, label]))
-
-
 def test_the_constant_feature_comes_last() -> None:
     images = np.random.default_rng(0).random((4, 30), dtype=np.float32)
     features = Svm(shape=SHAPE, classes=10).features(images)
     np.testing.assert_array_equal(features[:, :-1], images)
     np.testing.assert_array_equal(features[:, -1], 1)
     assert features.dtype == np.float32
+
+
+# -- least squares ------------------------------------------------------------------------------------
+
+LEAST = make_model("least-squares", shape=(2, 2), classes=0, options={}, target_range=(100.0, 300.0))
+
+
+def targets_of(rows: int = 7) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    rng = np.random.default_rng(2)
+    inputs, labels = rng.uniform(0, 1, (rows, 4)), rng.uniform(100, 300, rows)
+    return LEAST.features(inputs.astype(np.float32)), LEAST.targets(labels.astype(np.float32))
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    features, targets = targets_of()
+    x = np.random.default_rng(3).normal(0, 1, LEAST.dimension).astype(np.float32)
+    found = LEAST.gradients(x, features, targets).weighted_sum(None) / len(targets)
+    for place in range(LEAST.dimension):
+        step = np.zeros_like(x)
+        step[place] = 1e-2  # the loss is a parabola: the central difference is exact
+        up, down = (LEAST.evaluate(x + sign * step, features, targets)["loss"] for sign in (1, -1))
+        assert found[place] == pytest.approx((up - down) / 2e-2, abs=1e-3)
+
+
+def test_rmse_is_in_the_units_of_the_target() -> None:
+    features, targets = targets_of()
+    zero = np.zeros(LEAST.dimension, np.float32)
+    expected = float(np.sqrt(np.mean((targets.astype(np.float64) * 100) ** 2)))
+    assert LEAST.evaluate(zero, features, targets)["rmse"] == pytest.approx(expected, rel=1e-5)
+    assert LEAST.targets(np.float32([100, 200, 300])).tolist() == [-1, 0, 1]
+    assert np.isnan(LEAST.evaluate(zero, features[:0], targets[:0])["rmse"])

@@ -19,7 +19,7 @@ from common.messages import Hello
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
 from common.noise.law import Noise, NoiseLaw, parameter
-from common.noise.registry import describe_law, implied_law, law_description, noise_law
+from common.noise.registry import LAWS, describe_law, implied_law, noise_law
 from common.quantities import EdgeId
 from common.scenario.scenario import Scenario, parse_welcome
 from tests.core_support import small_scenario
@@ -167,9 +167,9 @@ def one(name: str, kind: str = "float") -> dict[str, Any]:
         (object, "must be a subclass of common.noise.law:NoiseLaw"),
         (NoiseLaw, "must be a frozen dataclass"),
         (declared(norm=None), "does not say which norm must be clipped"),
-        (declared(guarantee=None), "the class lacks guarantee"),
+        (declared(guarantee=None), "does not state guarantee"),
         (declared(name="other"), "its own name is 'other'"),
-        (declared(**one("clipping")), "parameter 'clipping': not a name for one"),
+        (declared(**one("clipping")), "option 'clipping': the name is taken"),
         (declared(**one("scale_floor")), "parameter 'scale_floor': not a name for one"),
         (declared(**one("Scale")), "parameter 'Scale': not a name for one"),
         (declared(**one("scale", "int")), "parameter 'scale' must be a float"),
@@ -179,5 +179,5 @@ def one(name: str, kind: str = "float") -> dict[str, Any]:
 )
 def test_a_law_that_says_too_little_is_refused(made: type, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        law_description("own", made)
-    law_description("own", declared(**one("scale")))  # so it is that alone which is missing
+        LAWS.description_of("own", made, "noise")
+    LAWS.description_of("own", declared(**one("scale")), "noise")  # so it is that alone which is missing

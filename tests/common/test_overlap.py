@@ -7,9 +7,8 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.accounting.overlap import ShardSpent, total_of_records, worst_record
-from common.accounting.releases import ReleaseKind, Spent
-from common.accounting.total import total
+from common.accounting.releases import ReleaseKind, ShardSpent, Spent, worst_record
+from common.accounting.total import total, total_of_records
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm

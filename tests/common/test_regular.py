@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.records.events import EventFile
+from common.records.directory import EventFile
 from common.records.gradient_log import LogDamagedError, LogReader
 from common.records.regular import plain_json, regular_bytes, regular_object
 

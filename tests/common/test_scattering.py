@@ -13,10 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.datasets.catalogue import load_dataset
-from common.errors import ConfigurationError
 from common.models.landmarks import draw_strokes
 from common.models.linear import LinearModel
-from common.models.registry import make_model
 from common.models.scattering import ANGLES, CHANNELS, Scattering, group_normalised, morlet
 from common.models.scattering_softmax import ScatteringSoftmax
 
@@ -109,37 +107,6 @@ def test_a_wavelet_sums_to_zero_and_has_a_real_spectrum(scale: int, angle: int) 
     assert np.abs(psi).sum() > 0.3
 
 
-def test_a_blank_image_scatters_nothing() -> None:
-    coefficients = transformed(np.full((1, 16, 16), 0.7, np.float32))
-    np.testing.assert_allclose(coefficients[:, 0], 0.7, atol=1e-6)
-    np.testing.assert_allclose(coefficients[:, 1:], 0, atol=1e-6)
-
-
-def stroke(shift: int, *, upright: bool = True) -> npt.NDArray[np.float32]:
-    image = np.zeros((1, 28, 28), np.float32)
-    image[0, 6:22, 12 + shift : 15 + shift] = 1
-    return image if upright else image.transpose(0, 2, 1).copy()
-
-
-def test_a_step_of_one_pixel_changes_little_and_an_angle_much() -> None:
-    here, moved, turned = (
-        group_normalised(transformed(image), 27) for image in (stroke(0), stroke(1), stroke(0, upright=False))
-    )
-    size = np.linalg.norm(here)
-    assert np.linalg.norm(moved - here) < 0.5 * size
-    assert np.linalg.norm(turned - here) > 0.9 * size
-    pixels = np.linalg.norm(stroke(1) - stroke(0)) / np.linalg.norm(stroke(0))
-    assert np.linalg.norm(moved - here) / size < 0.6 * pixels
-
-
-def test_a_turn_by_a_right_angle_turns_the_channels() -> None:
-    """The horizontal filter sees in an image what the vertical one sees in its transpose."""
-    image = np.random.default_rng(4).random((1, 16, 16), dtype=np.float32)
-    plain, turned = transformed(image), transformed(image.transpose(0, 2, 1).copy())
-    for first in (1, 1 + ANGLES):
-        np.testing.assert_allclose(turned[0, first + ANGLES // 2], plain[0, first].T, atol=2e-6)
-
-
 @pytest.mark.parametrize("landmarks", [0, 60])
 def test_an_image_is_transformed_by_itself_whatever_stands_beside_it(landmarks: int) -> None:
     model = made((16, 16), landmarks)
@@ -169,15 +136,6 @@ def test_no_feature_vector_is_longer_than_the_root_of_their_number(landmarks: in
         np.testing.assert_allclose(norms, most, rtol=1e-5)
 
 
-def test_strokes_are_the_same_everywhere_and_look_like_ink_on_paper() -> None:
-    strokes = draw_strokes(50, (28, 28))
-    np.testing.assert_array_equal(strokes[:20], draw_strokes(20, (28, 28)))
-    assert (strokes.min(), strokes.max()) == (pytest.approx(0, abs=1e-6), 1)
-    assert 0.05 < strokes.mean() < 0.4
-    middle = strokes.reshape(-1, 28, 28)[:, 4:24, 4:24]
-    assert middle.sum() > 0.9 * strokes.sum()
-
-
 def test_likeness_to_strokes_is_the_power_of_their_products_whatever_eigenvectors_say() -> None:
     """(SSᵀ)^−¾ S φ by an independent route: singular values of S."""
     shape, landmarks = (16, 16), 40
@@ -204,15 +162,3 @@ def test_seen_from_the_strokes_images_have_less_in_common() -> None:
 
     assert common(0) > 0.4
     assert common(200) < 0.2
-
-
-@pytest.mark.parametrize("shape", [(27, 28), (4, 4), (16, 18)])
-def test_sides_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
-    with pytest.raises(ConfigurationError, match="multiples of 4"):
-        ScatteringSoftmax(shape=shape, classes=10)
-
-
-@pytest.mark.parametrize("landmarks", [-1, 2001, 4000, True, 2.0])
-def test_landmarks_that_make_no_sense_are_refused(landmarks: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"model\.options\.landmarks = .*0 to 2000"):
-        make_model("scattering", shape=(16, 16), classes=10, options={"landmarks": landmarks})

@@ -8,8 +8,6 @@ from enum import Enum
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.errors import ConfigurationError
@@ -286,32 +284,11 @@ def test_the_hash_is_that_of_the_resolved_values_and_stable() -> None:
     assert parsed(algorithm__smoothness=7).digest == scenario.digest  # 7 is 7.0
     assert parsed(privacy__epsilon=[0.1]).digest == scenario.digest
     assert parsed(evaluation__every=500).digest == scenario.digest
-
-
-@given(
-    st.sampled_from(
-        [
-            {"seed": 1},
-            {"edges": 6},
-            {"algorithm__theta": 0.25},
-            {"privacy__epsilon": 0.2},
-            {"privacy__epsilon": [0.1, 0.1]},
-            {"data__sampler": "poisson"},
-            {"records__events": False},
-        ]
-    )
-)
-def test_any_other_value_has_another_hash(changes: dict[str, Any]) -> None:
-    assert parsed(**changes).digest != parsed().digest
-
-
-def test_the_schema_describes_every_table() -> None:
-    schema = Scenario.model_json_schema()
-    assert {"edges", "iterations", "data", "model", "algorithm", "privacy", "delays"} <= set(
-        schema["properties"]
-    )
-    assert schema["required"] == ["iterations"]
-    assert schema["additionalProperties"] is False
+    others: list[dict[str, Any]] = [{"seed": 1}, {"edges": 6}, {"algorithm__theta": 0.25}]
+    others += [{"privacy__epsilon": 0.2}, {"privacy__epsilon": [0.1, 0.1]}]
+    others += [{"data__sampler": "poisson"}, {"records__events": False}]
+    for changes in others:
+        assert parsed(**changes).digest != scenario.digest
 
 
 @pytest.mark.parametrize(

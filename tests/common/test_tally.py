@@ -17,9 +17,8 @@ from common.errors import RecordsError
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.metrics import ACCURACY, CLASSIFICATION, LOSS
 from common.quantities import EdgeId
-from common.records.events import Journal, check_record
-from common.records.recorder import Recorder
-from common.records.tally import Evaluation, Tally, staleness_summary
+from common.records.recorder import Journal, Recorder
+from common.records.tally import Evaluation, Tally, check_record, staleness_summary
 
 
 def joined(edge: int) -> EdgeJoined:

@@ -18,8 +18,8 @@ from common.errors import ConfigurationError
 from common.telemetry import server as server_module
 from common.telemetry.family import OTHER, Buckets, Family, MetricKind, Readings, published
 from common.telemetry.server import CONNECTIONS, LastReadings, MetricsServer, metrics_listener
-from common.transport.channel import MemoryBroker
 from common.transport.loop import SelectorLoop
+from tests.memory_broker import MemoryBroker
 
 COUNT = Family("mapa_test_things_total", MetricKind.COUNTER, "Things.", "reason", ("a", "b"))
 LEVEL = Family("mapa_test_level", MetricKind.GAUGE, "Level.")
@@ -37,7 +37,7 @@ def read(text: bytes) -> dict[tuple[str, str], float]:
 def exposition(readings: Readings) -> bytes:
     """Return the text that a scrape of these readings gets."""
     found = LastReadings(MemoryBroker(), lambda: readings, print, every=1.0)
-    found.start()
+    found.read()
     return generate_latest(found.registry)
 
 
@@ -81,7 +81,7 @@ def test_a_copy_stays_as_it_was() -> None:
 def served(readings: Readings) -> Iterator[tuple[MetricsServer, int]]:
     listener = metrics_listener("127.0.0.1", 0)
     found = LastReadings(MemoryBroker(), lambda: readings, print, every=1.0)
-    found.start()
+    found.read()
     made = MetricsServer(listener, found.registry)
     made.start()
     try:
@@ -149,7 +149,7 @@ def test_connections_that_say_nothing_keep_no_client_out(monkeypatch: pytest.Mon
         for _ in range(4 * CONNECTIONS):
             stack.enter_context(client(port)).sendall(b"G")
         assert get(port)[0] == 200
-        assert made.connections <= CONNECTIONS
+        assert len(made.open) <= CONNECTIONS
 
 
 def test_a_silent_connection_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_a_reading_that_fails_does_not_end_the_service() -> None:
         return {LEVEL: level}
 
     found = LastReadings(loop, reading, said.append, every=1.0)
-    found.start()
+    found.read()
     assert b"mapa_test_level 1.0" in generate_latest(found.registry)
     loop.advance(1.5)
     assert b"mapa_test_level 1.0" in generate_latest(found.registry), "the last one that could be read"

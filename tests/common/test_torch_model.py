@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,9 @@ from torch.nn import functional
 
 from common.errors import ConfigurationError, LocalProtocolError
 from common.models import torch_gradients
-from common.models.cnn import Cnn
+from common.models.gradients import even_parts
 from common.models.registry import make_model
 from common.models.torch_model import TorchModel, torch_model
-from experiments.bench.core import paper_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,28 +118,6 @@ def test_losses_of_real_targets(loss: Any) -> None:
         assert evaluated["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_the_papers_cnn_is_the_projects_own_within_float32() -> None:
-    own = Cnn(shape=(28, 28), classes=10)
-    model = TorchModel(paper_module, "cross-entropy", shape=(28, 28), classes=10)
-    assert model.dimension == own.dimension == 4380
-    assert [b.shape for b in model.layout] == [b.shape for b in own.layout]
-    assert model.first_layer == own.first_layer
-    rng = np.random.default_rng(0)
-    images, labels = rng.random((64, 784), dtype=np.float32), rng.integers(0, 10, 64)
-    x = own.initial(rng)
-    theirs = own.gradients(x, own.features(images), own.targets(labels))
-    ours = model.gradients(x, model.features(images), model.targets(labels))
-    np.testing.assert_allclose(ours.norms(), theirs.norms(), rtol=1e-5)
-    for weights in (None, rng.random(64, dtype=np.float32)):
-        np.testing.assert_allclose(
-            ours.weighted_sum(weights), theirs.weighted_sum(weights), rtol=1e-4, atol=1e-4
-        )
-    evaluated = model.evaluate(x, model.features(images), model.targets(labels))
-    for name, value in own.evaluate(x, own.features(images), own.targets(labels)).items():
-        assert evaluated[name] == pytest.approx(value, rel=1e-5)
-
-
 @pytest.mark.parametrize("kept", [torch_gradients.ROWS_BYTES, 0])
 def test_chunks_change_nothing_beyond_float32(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     model = TorchModel(group_cnn, shape=(2, 8, 8), classes=3)
@@ -180,7 +155,7 @@ def test_rows_that_are_made_twice_must_be_the_same_both_times() -> None:
 
 @given(count=st.integers(0, 2000), most=st.integers(1, 300))
 def test_a_batch_is_cut_into_even_parts(count: int, most: int) -> None:
-    cuts = list(torch_gradients.even_parts(count, most))
+    cuts = list(even_parts(count, most))
     assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(count))
     sizes = {cut.stop - cut.start for cut in cuts}
     assert max(sizes, default=0) <= most
@@ -648,45 +623,6 @@ def test_a_factory_may_not_use_the_names_of_the_models_own_options() -> None:
 
     with pytest.raises(ConfigurationError, match="'freeze' must have another name"):
         torch_model(factory)
-
-
-def run_python(code: str, folder: Path) -> str:
-    command = [sys.executable, "-c", f"import sys; sys.path.append({str(folder)!r})\n{code}"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=600).stdout
-
-
-@pytest.mark.slow
-def test_without_torch_a_file_of_ones_own_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "own_torch_module.py").write_text(OWN)
-    code = """
-sys.modules["torch"] = None
-from common.errors import ConfigurationError
-from common.models.registry import make_model
-try:
-    make_model("own_torch_module:Net", shape=(2, 2), classes=2, options={})
-except ConfigurationError as error:
-    print(error)
-"""
-    message = run_python(code, tmp_path)
-    assert "model.name = 'own_torch_module:Net' needs torch" in message
-    assert "pip install 'mapa-testbed[torch]', or the image mapa-edge-torch" in message
-
-
-@pytest.mark.slow
-def test_a_gradient_needs_no_part_of_torchs_compiler(tmp_path: Path) -> None:
-    """It would take 75 MB of every edge."""
-    (tmp_path / "own_torch_module.py").write_text(OWN)
-    code = """
-import numpy as np
-from common.models.registry import make_model
-m = make_model("own_torch_module:Net", shape=(2, 2), classes=2, options={})
-x = m.initial(np.random.default_rng(0))
-m.gradients(x, m.features(np.zeros((3, 4), np.float32)), m.targets(np.zeros(3, np.int64))).norms()
-print(*sys.modules)
-"""
-    imported = set(run_python(code, tmp_path).split())
-    assert "torch.func" in imported
-    assert not imported & {"torch._dynamo", "torch._inductor", "sympy"}
 
 
 def test_a_torch_cut_down_for_the_built_in_cnn_names_the_image_to_take(

@@ -71,11 +71,11 @@ ADMISSION = Welcome(
 VALID = {
     "gradient": codec.encode_gradient(gradient()),
     "model": codec.encode_model(SendModel(EDGE, 4, 0.5, 7, np.array([1, 2], np.float32), LIFE)),
-    "hello": codec.encode_hello(HELLO),
-    "answer": codec.encode_welcome(ADMISSION),
-    "leave": codec.encode_leave(Leave(EDGE, "budget", NONCE)),
-    "halt": codec.encode_halt(Halt("finished", 100, LIFE)),
-    "presence": codec.encode_presence(Presence(True, NONCE, LIFE)),
+    "hello": codec.encode(HELLO),
+    "answer": codec.encode(ADMISSION),
+    "leave": codec.encode(Leave(EDGE, "budget", NONCE)),
+    "halt": codec.encode(Halt("finished", 100, LIFE)),
+    "presence": codec.encode(Presence(True, NONCE, LIFE)),
 }
 KINDS = sorted(DECODERS)
 
@@ -136,7 +136,7 @@ def test_a_hello_arrives_as_it_was_sent(
         incarnation=last,
         preparing=number % 2 == 0,
     )
-    assert codec.decode_hello(EDGE, codec.encode_hello(sent)) == sent
+    assert codec.decode_hello(EDGE, codec.encode(sent)) == sent
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), COUNTS | st.none(), st.integers(0, 2**63 - 2))
@@ -153,25 +153,25 @@ def test_a_welcome_arrives_as_it_was_sent(scenario: dict[str, object], seed: int
         incarnation=last,
     )
     if v1.bounded(scenario):
-        assert codec.decode_answer(EDGE, codec.encode_welcome(sent)) == sent
+        assert codec.decode_answer(EDGE, codec.encode(sent)) == sent
     else:  # deeper than the cap
         with pytest.raises(LocalProtocolError):
-            codec.encode_welcome(sent)
+            codec.encode(sent)
 
 
 def test_refuse_leave_halt_and_presence_arrive_as_they_were_sent() -> None:
     for answered in ((None, None), (NONCE, 2**40)):
         refuse = Refuse(EDGE, "fleet-full", "5 of 5 shards are dealt", *answered, LIFE)
-        assert codec.decode_answer(EDGE, codec.encode_refuse(refuse)) == refuse
+        assert codec.decode_answer(EDGE, codec.encode(refuse)) == refuse
         lost = replace(refuse, reason="ledger-lost", last_sequence=57)
-        assert codec.decode_answer(EDGE, codec.encode_refuse(lost)) == lost
+        assert codec.decode_answer(EDGE, codec.encode(lost)) == lost
     leave = Leave(EDGE, "budget", NONCE)
-    assert codec.decode_leave(EDGE, codec.encode_leave(leave)) == leave
+    assert codec.decode_leave(EDGE, codec.encode(leave)) == leave
     halt = Halt("no-budget", 12, LIFE)
-    assert codec.decode_halt(codec.encode_halt(halt)) == halt
+    assert codec.decode_halt(codec.encode(halt)) == halt
     for online in (True, False):
         presence = Presence(online, codec.new_nonce(), LIFE)
-        assert codec.decode_presence(codec.encode_presence(presence)) == presence
+        assert codec.decode_presence(codec.encode(presence)) == presence
 
 
 def test_the_decoded_vector_is_an_aligned_view_without_a_copy() -> None:
@@ -397,7 +397,7 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
         with pytest.raises(RemoteProtocolError, match="scenario"):
             codec.decode_answer(EDGE, msgpack.packb(fields | {"scenario": scenario}))
         with pytest.raises(LocalProtocolError, match="scenario"):
-            codec.encode_welcome(
+            codec.encode(
                 Welcome(
                     edge_id=EDGE, index=0, last_sequence=0, edges=1, scenario=scenario, seed=1, nonce=NONCE
                 )
@@ -410,15 +410,15 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
 def test_a_refuse_names_the_last_sequence_with_ledger_lost_alone(reason: str, known: int | None) -> None:
     refuse = Refuse(EDGE, reason, "why", NONCE, 1, LIFE, known)
     with pytest.raises(LocalProtocolError, match="last_sequence"):
-        codec.encode_refuse(refuse)
-    fields = msgpack.unpackb(codec.encode_refuse(Refuse(EDGE, "ledger-lost", "why", NONCE, 1, LIFE, 7)))
+        codec.encode(refuse)
+    fields = msgpack.unpackb(codec.encode(Refuse(EDGE, "ledger-lost", "why", NONCE, 1, LIFE, 7)))
     with pytest.raises(RemoteProtocolError, match="last_sequence"):
         codec.decode_answer(EDGE, msgpack.packb(fields | {"reason": reason, "last_sequence": known}))
 
 
 def test_a_refuse_cannot_bring_escape_sequences_to_a_terminal() -> None:
     with pytest.raises(LocalProtocolError, match="detail"):
-        codec.encode_refuse(Refuse(EDGE, "mechanism", "\x1b]0;owned\x07", NONCE, 1))
+        codec.encode(Refuse(EDGE, "mechanism", "\x1b]0;owned\x07", NONCE, 1))
 
 
 @pytest.mark.parametrize("vector", [[], [[1.0]], [np.nan]])

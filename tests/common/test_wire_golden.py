@@ -46,12 +46,12 @@ HALT = Halt("finished", 3000, LIFE)
 PRESENCE = Presence(True, NONCE, LIFE)
 
 CASES: dict[str, tuple[bytes, Callable[[bytes], object], object]] = {
-    "hello": (codec.encode_hello(HELLO), lambda raw: codec.decode_hello(EDGE, raw), HELLO),
-    "welcome": (codec.encode_welcome(ADMISSION), lambda raw: codec.decode_answer(EDGE, raw), ADMISSION),
-    "refuse": (codec.encode_refuse(REFUSE), lambda raw: codec.decode_answer(EDGE, raw), REFUSE),
-    "leave": (codec.encode_leave(LEAVE), lambda raw: codec.decode_leave(EDGE, raw), LEAVE),
-    "halt": (codec.encode_halt(HALT), codec.decode_halt, HALT),
-    "presence": (codec.encode_presence(PRESENCE), codec.decode_presence, PRESENCE),
+    "hello": (codec.encode(HELLO), lambda raw: codec.decode_hello(EDGE, raw), HELLO),
+    "welcome": (codec.encode(ADMISSION), lambda raw: codec.decode_answer(EDGE, raw), ADMISSION),
+    "refuse": (codec.encode(REFUSE), lambda raw: codec.decode_answer(EDGE, raw), REFUSE),
+    "leave": (codec.encode(LEAVE), lambda raw: codec.decode_leave(EDGE, raw), LEAVE),
+    "halt": (codec.encode(HALT), codec.decode_halt, HALT),
+    "presence": (codec.encode(PRESENCE), codec.decode_presence, PRESENCE),
 }
 
 

@@ -21,7 +21,7 @@ from mapa.cli import FORMER_NAMES
 from mapa.reference import commands as known_commands
 from mapa.reference import options_of
 from mapa.scenario_files import load_scenario
-from tests.blocks_support import ROOT, Block, blocks_of, commands, pages, parse_mapa, require_test
+from tests.pages_support import ROOT, Block, blocks_of, commands, pages, parse_mapa, require_test
 
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
 # Not programs: prose in columns, tables of contents, and what autodoc fills in (tests/docs/test_site.py builds them).
@@ -39,7 +39,7 @@ RUN_WHOLE = {
     (
         "docs/your-own-data.md",
         "python",
-    ): "tests/docs/test_own_data_page.py::test_the_program_is_short_and_learns",
+    ): "tests/docs/test_pages.py::test_the_program_is_short_and_learns",
     **{
         ("docs/your-own-mechanism.md", language): (
             "tests/mapa/test_own_mechanism.py::test_the_parts_of_the_page_train_are_charged_and_stated"

@@ -18,9 +18,8 @@ from common.datasets.catalogue import data_directory
 from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import make_schedule
 from mapa.chaos.trial import plan_of
-from tests.blocks_support import ROOT, blocks_of, commands, pages, require_test, run_command
 from tests.local_support import write_csv
-from tests.pages_support import blocks
+from tests.pages_support import ROOT, blocks, blocks_of, commands, pages, require_test, run_command
 
 
 class Shown(NamedTuple):
@@ -51,80 +50,70 @@ class Why(NamedTuple):
     by: tuple[str, ...] = ()
 
 
-PIP = Why("needs a package index; tests/docs/test_blocks.py looks for the extras that it names")
-SHELL = Why("sets a variable of the reader's own shell")
-DOWNLOAD = Why(
+def why(reason: str, *by: str) -> Why:
+    return Why(reason, tuple(f"tests/{one}" for one in by))
+
+
+PIP = why("needs a package index; tests/docs/test_blocks.py looks for the extras that it names")
+SHELL = why("sets a variable of the reader's own shell")
+DOWNLOAD = why(
     "needs the internet",
-    (
-        "tests/common/test_download_datasets.py::test_mnist_comes_from_a_server_of_ones_own",
-        "tests/common/test_download_datasets.py::test_usps_comes_as_h5_from_a_server_of_ones_own",
-    ),
+    "common/test_download_datasets.py::test_mnist_comes_from_a_server_of_ones_own",
+    "common/test_download_datasets.py::test_usps_comes_as_h5_from_a_server_of_ones_own",
 )
-DEMO = Why(
+DEMO = why(
     "asks make for .venv first; its one command is run with docs/dashboard.md",
-    ("tests/mapa/test_demo.py::test_make_run_shows_it_with_the_page",),
+    "mapa/test_recipes.py::test_the_demonstration_has_a_stated_budget_and_five_edges_on_unlike_links",
 )
-COMPOSE = Why("needs a Docker engine", ("tests/stack/test_compose.py::test_twenty_edges_train_to_the_end",))
-PAGE_IN_COMPOSE = Why(
+COMPOSE = why("needs a Docker engine", "stack/test_compose.py::test_twenty_edges_train_to_the_end")
+PAGE_IN_COMPOSE = why(
     "needs a Docker engine",
-    (
-        "tests/stack/test_compose_page.py::test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end",
-    ),
+    "stack/test_compose_page.py::test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end",
 )
-HOSTS = Why(
-    "needs several hosts",
-    ("tests/stack/test_hosts.py::test_edges_of_another_network_train_over_tls",),
+HOSTS = why("needs several hosts", "stack/test_hosts.py::test_edges_of_another_network_train_over_tls")
+SWARM = why("needs a Docker engine", "stack/test_swarm.py::test_a_stack_is_deployed_scaled_and_trained")
+ENGINE = why("installs packages, and starts or stops a Docker engine, as root")
+CONTAINERS = why(
+    "needs a Docker engine", "stack/test_containers_command.py::test_a_scenario_on_containers_with_faults"
 )
-SWARM = Why(
-    "needs a Docker engine", ("tests/stack/test_swarm.py::test_a_stack_is_deployed_scaled_and_trained",)
-)
-ENGINE = Why("installs packages, and starts or stops a Docker engine, as root")
-CONTAINERS = Why(
-    "needs a Docker engine",
-    ("tests/stack/test_containers_command.py::test_a_scenario_on_containers_with_faults",),
-)
-SERVES = Why(
+SERVES = why(
     "serves until it is stopped",
-    (
-        "tests/mapa/test_dashboard.py::test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches",
-        "tests/mapa/test_dashboard.py::test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for",
-    ),
+    "mapa/test_dashboard.py::test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches",
+    "mapa/test_dashboard.py::test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for",
 )
-AUDIT_OF_MINUTES = Why(
+AUDIT_OF_MINUTES = why(
     "takes minutes, or half of one where it is made small",
-    ("tests/experiments/test_audit.py::test_the_command_reports_claims_beside_bounds",),
+    "experiments/test_audit.py::test_the_command_reports_claims_beside_bounds",
 )
-CHAOS = Why("takes minutes", ("tests/broker/test_chaos.py::test_two_seeded_runs_come_through",))
-CHOSEN_FAULTS = Why(
+CHAOS = why("takes minutes", "broker/test_chaos.py::test_two_seeded_runs_come_through")
+CHOSEN_FAULTS = why(
     "takes a minute, and a file of the reader's own",
-    ("tests/broker/test_chaos.py::test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes",),
+    "broker/test_chaos.py::test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes",
 )
-ONE_SIDE = Why(
+ONE_SIDE = why(
     "trains with another process only, at a broker of the reader's own",
-    ("tests/broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",),
+    "broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",
 )
-METRICS = Why(
+METRICS = why(
     "trains with another process only, at a broker of the reader's own",
-    ("tests/broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",),
+    "broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",
 )
-REPRODUCE = Why(
+REPRODUCE = why(
     "takes hours, and data sets that must be downloaded",
-    (
-        "tests/experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
-        "tests/experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
-    ),
+    "experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
+    "experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
 )
-CACHED = Why(
+CACHED = why(
     "reports what hours of runs have left",
-    ("tests/experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",),
+    "experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
 )
-OWN_MODEL = "tests/docs/test_own_model_page.py"
+OWN_MODEL = "docs/test_own_model_page.py"
 
 # page -> command -> why it is not run. A command that ends with … stands for all that begin so.
 NOT_RUN: dict[str, dict[str, Why]] = {
     "README.md": {
         "make run": DEMO,
-        "make test": Why("runs this test among all others"),
+        "make test": why("runs this test among all others"),
         "docker compose up --scale edge=20": COMPOSE,
         "mapa cloud --broker HOST:8883 --tls-ca ca.crt --run lab1 scenario.toml": HOSTS,
         "mapa edge --broker HOST:8883 --tls-ca ca.crt --run lab1 --total-epsilon 2 --data-dir /data": HOSTS,
@@ -135,18 +124,16 @@ NOT_RUN: dict[str, dict[str, Why]] = {
     "docs/chaos.md": {
         "mapa chaos quickstart --seed 1 --minutes 10": CHAOS,
         "mapa chaos quickstart --seed 13 --runs 1": CHAOS,
-        "mapa chaos quickstart --seed 13 --only 2,6": Why(
-            "takes a minute", ("tests/mapa/test_chaos_schedule.py::test_faults_are_chosen_by_number",)
+        "mapa chaos quickstart --seed 13 --only 2,6": why(
+            "takes a minute", "mapa/test_chaos_schedule.py::test_faults_are_chosen_by_number"
         ),
         "mapa chaos quickstart --faults faults.txt": CHOSEN_FAULTS,
         "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
-        "mapa chaos quickstart --kills 20 --runs 1": Why(
-            "takes a minute",
-            ("tests/broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing",),
+        "mapa chaos quickstart --kills 20 --runs 1": why(
+            "takes a minute", "broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing"
         ),
-        "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": Why(
-            "takes a minute",
-            ("tests/docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
+        "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": why(
+            "takes a minute", "docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed"
         ),
     },
     "docs/dashboard.md": {
@@ -176,25 +163,23 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "pip install mapa-testbed[metrics]": PIP,
         "mapa cloud quickstart --broker 127.0.0.1 --run first --metrics-port 9464": METRICS,
         "mapa edge --broker 127.0.0.1 --run first --metrics-port 9465": METRICS,
-        "docker compose --profile monitoring up --scale edge=20": Why(
+        "docker compose --profile monitoring up --scale edge=20": why(
             "needs a Docker engine, and images of Prometheus and Grafana from a registry"
         ),
     },
     "docs/pacing.md": {
         "mapa data get fashion-mnist": DOWNLOAD,
-        "python -m experiments.pacing": Why(
+        "python -m experiments.pacing": why(
             "takes minutes, and a data set that must be downloaded",
-            ("tests/experiments/test_pacing.py::test_the_command_simulates_every_case_with_every_seed",),
+            "experiments/test_pacing.py::test_the_command_simulates_every_case_with_every_seed",
         ),
     },
     "docs/recovery.md": {
         "mapa cloud quickstart --broker HOST --run lab": ONE_SIDE,
-        "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": Why(
+        "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": why(
             "needs a broker and a killed cloud",
-            (
-                "tests/broker/test_chaos.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
-                "tests/broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
-            ),
+            "broker/test_chaos.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
+            "broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
         ),
     },
     "docs/reproduce.md": {
@@ -210,9 +195,9 @@ NOT_RUN: dict[str, dict[str, Why]] = {
     },
     "docs/results.md": {
         "mapa data get mnist fashion-mnist cifar-10": DOWNLOAD,
-        "mapa reproduce reference --full --tune": Why(
+        "mapa reproduce reference --full --tune": why(
             "takes hours, and data sets that must be downloaded",
-            ("tests/experiments/test_reference.py::test_a_table_is_made_and_goes_on_where_it_stopped",),
+            "experiments/test_reference.py::test_a_table_is_made_and_goes_on_where_it_stopped",
         ),
     },
     "docs/tutorial.md": {
@@ -222,28 +207,23 @@ NOT_RUN: dict[str, dict[str, Why]] = {
     },
     "docs/unequal-privacy.md": {
         "mapa data get fashion-mnist": DOWNLOAD,
-        "mapa run paced-fashion --broker mosquitto": Why(
+        "mapa run paced-fashion --broker mosquitto": why(
             "takes a minute, and a data set that must be downloaded",
-            ("tests/broker/test_pacing.py::test_fast_and_slow_edges_end_with_the_same_epsilon",),
+            "broker/test_mechanisms_over_mqtt.py::test_fast_and_slow_edges_end_with_the_same_epsilon",
         ),
     },
     "docs/your-own-algorithm.md": {
-        "mapa simulate my.toml": Why(
+        "mapa simulate my.toml": why(
             "is run with the page's own code elsewhere",
-            ("tests/docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",),
+            "docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",
         ),
-        "mapa containers my.toml --edge-image mapa-edge": Why(
+        "mapa containers my.toml --edge-image mapa-edge": why(
             "needs a Docker engine",
-            (
-                "tests/stack/test_compose.py"
-                "::test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers",
-            ),
+            "stack/test_compose.py::test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers",
         ),
     },
     "docs/your-own-mechanism.md": {
-        command: Why(
-            "is run with the page's own files elsewhere", (f"tests/mapa/test_own_mechanism.py::{test}",)
-        )
+        command: why("is run with the page's own files elsewhere", f"mapa/test_own_mechanism.py::{test}")
         for command, test in (
             ("mapa simulate my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
             ("mapa run my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
@@ -254,18 +234,15 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         )
     },
     "docs/your-own-model.md": {
-        "mapa simulate my.toml": Why(
-            "is run with the page's own code elsewhere", (f"{OWN_MODEL}::test_the_pages_scenario_simulates",)
+        "mapa simulate my.toml": why(
+            "is run with the page's own code elsewhere", f"{OWN_MODEL}::test_the_pages_scenario_simulates"
         ),
-        "mapa run my.toml": Why(
-            "is run with the page's own code elsewhere", (f"{OWN_MODEL}::test_it_runs_between_processes",)
+        "mapa run my.toml": why(
+            "is run with the page's own code elsewhere", f"{OWN_MODEL}::test_it_runs_between_processes"
         ),
-        "mapa containers my.toml": Why(
+        "mapa containers my.toml": why(
             "needs a Docker engine",
-            (
-                "tests/stack/test_containers_command.py"
-                "::test_a_torch_module_of_ones_own_trains_in_four_containers",
-            ),
+            "stack/test_containers_command.py::test_a_torch_module_of_ones_own_trains_in_four_containers",
         ),
     },
 }

@@ -11,11 +11,10 @@ import pytest
 
 from mapa.commands.containers import image_for
 from mapa.scenario_files import load_scenario
-from tests.page_support import PAGE, write_project
-from tests.pages_support import blocks
+from tests.pages_support import OWN_MODEL, blocks, write_project
 from tests.program_support import run_mapa
 
-SHORT = ("--set", "iterations=30", "--set", "privacy.releases=20", "--set", "evaluation.every=0", "--json")
+SHORT = ["--set", "iterations=30", "--set", "privacy.releases=20", "--set", "evaluation.every=0", "--json"]
 
 
 @pytest.fixture
@@ -35,24 +34,16 @@ def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_the_pages_file_is_short_and_its_network_twelve_lines() -> None:
-    lines = blocks(PAGE, "python")[0].splitlines()
-    assert len(lines) + len(blocks(PAGE, "toml")[0].splitlines()) < 40
-    network = blocks(PAGE, "python")[0].partition("def cnn")[2].partition("\n\n")[0]
+    lines = blocks(OWN_MODEL, "python")[0].splitlines()
+    assert len(lines) + len(blocks(OWN_MODEL, "toml")[0].splitlines()) < 40
+    network = blocks(OWN_MODEL, "python")[0].partition("def cnn")[2].partition("\n\n")[0]
     assert len(network.splitlines()) <= 12
 
 
 @pytest.mark.slow
 def test_the_pages_scenario_simulates(project: Path) -> None:
-    words = (
-        "simulate",
-        str(project / "my.toml"),
-        "--seed",
-        "1",
-        "--json",
-        "--runs-dir",
-        str(project / "runs"),
-    )
-    done = summary(run_mapa(*words))
+    words = f"simulate {project / 'my.toml'} --seed 1 --json --runs-dir {project / 'runs'}"
+    done = summary(run_mapa(*words.split()))
     assert (done["reason"], done["updates"]) == ("finished", 120)
     assert done["final_accuracy"] > 0.3  # one in ten by chance; 67 % was seen
     assert 0 < done["privacy"]["epsilon"] <= 8
@@ -67,7 +58,7 @@ def test_the_same_file_takes_colour_images(project: Path) -> None:
 
 @pytest.mark.slow
 def test_with_batch_norm_it_ends_with_2_and_the_layers_name(project: Path) -> None:
-    source = blocks(PAGE, "python")[0]
+    source = blocks(OWN_MODEL, "python")[0]
     assert "nn.GroupNorm(4, width)" in source
     (project / "my_model.py").write_text(source.replace("nn.GroupNorm(4, width)", "nn.BatchNorm2d(width)"))
     done = mapa(project, "simulate")
@@ -85,7 +76,7 @@ def test_it_runs_between_processes(project: Path) -> None:
 
 
 def test_a_scenario_of_a_torch_model_asks_for_the_image_with_all_of_torch(project: Path) -> None:
-    (project / "named_model.py").write_text(blocks(PAGE, "python")[0])
+    (project / "named_model.py").write_text(blocks(OWN_MODEL, "python")[0])
     _, own = load_scenario(str(project / "my.toml"), ["model.name=named_model:Cnn"])
     assert image_for(own) == "mapa-edge-torch"
     _, quick = load_scenario("quickstart")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import contextlib
+import io
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.notebook_support import pictures, read, run_cells, stored
-from tests.pages_support import ROOT, blocks, run_blocks
+from common.scenario.scenario import parse_scenario
+from tests.pages_support import ROOT, Block, blocks, blocks_of, commands, run_blocks, run_command
 from tests.program_support import MAPA, PATIENCE, environment
 
 NOTEBOOK = ROOT / "experiments" / "examples" / "notebook.ipynb"
 _NUMBER = re.compile(r"-?\d+\.?\d*")
+OWN_DATA = blocks("your-own-data.md", "toml")
+REST = {"iterations": 10, "algorithm": {"name": "constant", "rate": 0.1, "first_clip": 1.0}}
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
 @pytest.mark.slow
@@ -77,3 +86,97 @@ def test_the_notebooks_outputs_are_those_of_its_cells(monkeypatch: pytest.Monkey
     assert all(picture.startswith(b"\x89PNG") for picture in pictures(notebook))
     assert len(pictures(notebook)) == 1
     assert NOTEBOOK.stat().st_size < 100_000
+
+
+def read(path: Path) -> dict[str, Any]:
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return notebook
+
+
+def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cells(notebook: dict[str, Any]) -> list[str]:
+    """Return what each code cell prints, followed by the value of its last expression."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown = []
+    for number, cell in enumerate(code_cells(notebook), start=1):
+        tree = ast.parse("".join(cell["source"]), f"cell {number}")
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(tree, f"cell {number}", "exec", dont_inherit=True), names)
+            value = None
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+        shown.append(printed.getvalue() + ("" if value is None else f"{value!r}\n"))
+    return shown
+
+
+def stored(notebook: dict[str, Any]) -> list[str]:
+    """Return the same of the outputs that the file has; bars and pictures are no text of a cell."""
+    shown = []
+    for cell in code_cells(notebook):
+        text = ""
+        for output in cell["outputs"]:
+            if output["output_type"] == "stream" and output["name"] == "stdout":
+                text += "".join(output["text"])
+            elif output["output_type"] == "execute_result":
+                text += "".join(output["data"]["text/plain"]) + "\n"
+        shown.append(text)
+    return shown
+
+
+def pictures(notebook: dict[str, Any]) -> list[bytes]:
+    """Return the PNG images that the outputs hold."""
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    found = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    return [base64.b64decode("".join(one)) for one in found]
+
+
+# -- docs/your-own-data.md ------------------------------------------------------------------------------------
+
+
+def test_the_program_is_short_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = blocks("your-own-data.md", "python")
+    assert len(program.splitlines()) < 40
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "your-own-data.md", "exec", dont_inherit=True), {})
+    rmse = float(capsys.readouterr().out.split()[1])
+    assert rmse < 150, "a rent's standard deviation is about 280"
+
+
+@pytest.mark.parametrize("table", OWN_DATA)
+def test_every_other_scenario_on_the_page_is_sound(table: str) -> None:
+    assert parse_scenario(REST | tomllib.loads(table)).data.source != "file"
+
+
+def test_there_are_examples_of_images_and_of_arrays() -> None:
+    assert {tomllib.loads(table)["data"]["schema"]["kind"] for table in OWN_DATA} == {"images", "array"}
+
+
+# -- docs/tutorial.md: every block that says so is run, in its order, in an empty folder -----------------------
+
+
+def follow(block: Block, folder: Path) -> list[str]:
+    """Do what a block says; return what its commands printed."""
+    match block.language:
+        case "python":
+            return [run_command(["python", "-c", block.text], folder)]
+        case "toml":
+            (folder / "mine.toml").write_text(block.text, encoding="utf-8")
+            return []
+    return [run_command(words, folder) for words in commands(block)]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_tutorial_works_in_its_order(tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of(TUTORIAL) if block.run_by]
+    assert len(blocks) == 6
+    said = "".join(line for block in blocks for line in follow(block, tmp_path))
+    assert "ε = 1.619" in TUTORIAL.read_text(encoding="utf-8")
+    assert "1.619" in said, "what the page says of the first run"
+    assert len(list((tmp_path / "runs").iterdir())) == 5

@@ -8,37 +8,28 @@ import sys
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import mapa
-from experiments.concept_pictures import pictures
+from cloud.stages import planned_stages
 from experiments.reproduce.results_page import pages as result_pages
 from experiments.reproduce.results_page import renewed, verdicts
 from mapa.reference import scenario_page
+from mapa.scenario_files import load_scenario
 from tests.pages_support import ROOT
 from tests.program_support import PATIENCE, environment
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
 LOADED = {
-    ("script", "src"),
-    ("img", "src"),
-    ("source", "src"),
-    ("iframe", "src"),
-    ("link", "href"),
-    ("use", "href"),
+    *((tag, "src") for tag in ("script", "img", "source", "iframe")),
+    *((tag, "href") for tag in ("link", "use")),
 }
-NOT_LOADED = {
-    "canonical",
-    "next",
-    "prev",
-    "search",
-    "index",
-    "author",
-    "license",
-}  # links that no browser follows
+# links that no browser follows
+NOT_LOADED = {"canonical", "next", "prev", "search", "index", "author", "license"}
 FROM_ELSEWHERE = re.compile(r"""(?:@import\s+|url\()["']?(?:https?:)?//[^"')\s]+""")
 
 
@@ -73,20 +64,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("myst_parser", reason="needs mapa-testbed[docs]")
     folder = tmp_path_factory.mktemp("site")
     built = folder / "html"
+    options = ("-W", "--keep-going", "-n", "-q", "-d", folder / "trees")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-W",
-            "--keep-going",
-            "-n",
-            "-q",
-            "-d",
-            folder / "trees",
-            DOCS,
-            built,
-        ],
+        [sys.executable, "-m", "sphinx", *options, DOCS, built],
         capture_output=True,
         text=True,
         env=environment(),
@@ -167,7 +147,43 @@ def test_the_results_are_those_of_their_files() -> None:
     assert len(verdicts(DOCS)) == 33
 
 
-def test_the_pictures_of_the_concepts_are_those_of_the_code() -> None:
-    for name, picture in pictures().items():
-        kept = (DOCS / "figures" / name).read_text(encoding="utf-8")
-        assert kept == picture, "run: python -m experiments.concept_pictures docs/figures"
+def words_of(figure: str) -> list[str]:
+    """Return the texts of a drawn figure, in order."""
+    return re.findall(r">([^<]+)</text>", (DOCS / "figures" / figure).read_text(encoding="utf-8"))
+
+
+def test_the_drawn_stages_are_those_of_the_schedule() -> None:
+    _, scenario = load_scenario("quickstart")
+    law = scenario.law(0)
+    assert law is not None
+    planned = planned_stages(law.relative_second_moment(785), scenario.problem)  # 28 × 28 weights and a bias
+    titles = [
+        f"Stage {stage.index}: updates {start} to {min(start + stage.length - 1, scenario.iterations):,},"
+        f" C = {stage.clip:g}, γ = {stage.learning_rate:.4f}"
+        for start, stage in planned
+    ]
+    assert [words for words in words_of("stages.svg") if words.startswith("Stage")] == titles
+
+
+def test_the_drawn_asynchrony_is_that_of_a_simulation(tmp_path: Path) -> None:
+    delays = {
+        "kind": "lognormal",
+        "compute": 0.02,
+        "network": 0.004,
+        "spread": 0.2,
+        "speeds": [1.8, 1.3, 0.55],
+    }
+    changed: dict[str, Any] = {
+        "edges": 3,
+        "iterations": 9,
+        "delays": delays,
+        "evaluation": {"every": 0},
+        "seed": 11,
+    }
+    updates = mapa.simulate("quickstart", runs_dir=tmp_path, progress=False, **changed).updates
+    small = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+    bars = [
+        f"on x{str(version).translate(small)}, τ = {t - version}"
+        for version, t in zip(updates["version"].tolist(), updates["t"].tolist(), strict=True)
+    ]
+    assert [words for words in words_of("asynchrony.svg") if words.startswith("on ")][-len(bars) :] == bars

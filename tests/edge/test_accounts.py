@@ -10,22 +10,22 @@ from common.errors import ConfigurationError
 from common.messages import Presence, Refuse
 from common.quantities import EdgeId, RunId
 from common.transport.connection import BrokerAddress
-from common.wire.codec import encode_presence, encode_refuse
+from common.wire.codec import encode
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.session import EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import take_slot
+from edge.state_directory import StateDirectory
 from mapa.commands.options import account_passwords
 
 
 def test_each_living_edge_takes_an_account_of_its_own(tmp_path: Path) -> None:
-    names = ["lab-0", "lab-1"]
-    first, second = take_slot(tmp_path, names), take_slot(tmp_path, names)
-    assert [first.directory.name, second.directory.name] == names
+    names, state = ["lab-0", "lab-1"], StateDirectory(tmp_path)
+    first, second = state.take(names), state.take(names)
+    assert [first.name, second.name] == names
     with pytest.raises(ConfigurationError, match="all 2 places are taken"):
-        take_slot(tmp_path, names)
+        state.take(names)
     first.close()
-    assert take_slot(tmp_path, names).directory.name == "lab-0"
+    assert state.take(names).name == "lab-0"
 
 
 def test_a_new_ledger_takes_the_name_and_keeps_it(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_a_lost_ledger_ends_its_edge_alone_and_the_name_stays(tmp_path: Path) ->
         fleet._enlist()
         loser, other = fleet.clients
         loser.on_connected()  # no broker is there: only its word is played
-        loser.on_presence("cloud", encode_presence(Presence(True, "c" * 16, 1)))
+        loser.on_presence("cloud", encode(Presence(True, "c" * 16, 1)))
         words = "the ledger has 0 releases, but 5 were applied"
         refuse = Refuse(loser.edge_id, "ledger-lost", words, loser.nonce, loser.session.hellos, 1, 5)
-        loser.on_answer("welcome", encode_refuse(refuse))
+        loser.on_answer("welcome", encode(refuse))
         fleet.loop.serve(lambda: False, until=fleet.loop.now() + 0.05)
         assert (loser.exit_code, other.exit_code) == (EXIT_REFUSED, None)
         assert [client.edge_id for client in fleet.clients] == ["lab-0", "lab-1"]

@@ -12,7 +12,7 @@ from common.models.gradients import RowGradients
 from common.models.linear import Softmax
 from common.models.model import feature_length
 from common.models.scattering_softmax import ScatteringSoftmax
-from edge.assembly import shard_for, shards_for
+from edge.shards import shard_for, shards_for
 from mapa.run_parts import assemble
 from tests.core_support import small_dataset, small_scenario
 from tests.mechanism_support import NORMALISED, clip

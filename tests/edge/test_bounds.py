@@ -17,12 +17,11 @@ from pydantic import BaseModel
 from common.datasets.dataset import Dataset, Samples
 from common.devices import device_profile
 from common.errors import ConfigurationError, RemoteProtocolError
-from common.messages import Welcome
 from common.models import scattering_softmax as likeness
 from common.models.registry import make_model
-from common.quantities import EdgeId, RunId
+from common.quantities import RunId
 from common.randomness import CounterStreams
-from common.scenario import explanation
+from common.scenario import tables
 from common.scenario.scenario import parse_scenario, parse_welcome
 from common.transport.connection import BrokerAddress
 from common.wire.codec import decode_answer
@@ -30,14 +29,11 @@ from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
 from edge.device import LONGEST_WAIT, EmulatedDevice
 from edge.fleet import EdgeFleet, FleetSettings
-from edge.joining import MEMORY_LIMIT_MB, MEMORY_VARIABLE, check_model, memory_limit, prepare
-from edge.ledger import MemoryLedger
-from edge.policy import OperatorPolicy
+from edge.joining import MEMORY_LIMIT_MB, MEMORY_VARIABLE, check_model, memory_limit
 from edge.worker import EdgeWorker
 from tests.core_support import CONSTANTS, small_scenario
-from tests.edge.test_client import Stage
+from tests.edge_support import EDGE, Stage, prepared, welcome_of
 
-EDGE = EdgeId("edge-a")
 MB = 1 << 20
 
 
@@ -50,12 +46,6 @@ def allocating_at_most(limit: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] <= limit
     finally:
         tracemalloc.stop()
-
-
-def welcome(scenario: dict[str, Any], edges: int) -> Welcome:
-    return Welcome(
-        edge_id=EDGE, index=0, last_sequence=0, edges=edges, scenario=scenario, seed=None, nonce="0" * 16
-    )
 
 
 def data(rows: int, side: int) -> Callable[[str], Dataset]:
@@ -80,7 +70,7 @@ def data(rows: int, side: int) -> Callable[[str], Dataset]:
 def test_thousands_of_wrong_values_get_a_few_lines(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
-    explanation._properties.cache_clear()
+    tables._properties.cache_clear()
     calls = []
     schema = BaseModel.model_json_schema.__func__  # type: ignore[attr-defined]
     monkeypatch.setattr(
@@ -214,7 +204,7 @@ def test_a_shard_beyond_the_limit_is_refused_before_its_features_are_made(
     values = parse_scenario(scenario).for_edge(0)
     load = data(10_000, 16)
     with allocating_at_most(40 * MB), pytest.raises(ConfigurationError, match=r"about 7\d MB; .* 24 MB"):
-        prepare(welcome(values, 1), RunId("r"), OperatorPolicy(), MemoryLedger(EDGE), load)
+        prepared(welcome_of(values, edges=1), load=load)
 
 
 def test_images_beyond_the_limit_are_not_even_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +213,7 @@ def test_images_beyond_the_limit_are_not_even_unpacked(monkeypatch: pytest.Monke
     values = parse_scenario({"edges": 1, "iterations": 10, "algorithm": CONSTANTS}).for_edge(0)
     load = data(10_000, 16)
     with allocating_at_most(4 * MB), pytest.raises(ConfigurationError, match="a shard of 10000 records"):
-        prepare(welcome(values, 1), RunId("r"), OperatorPolicy(), MemoryLedger(EDGE), load)
+        prepared(welcome_of(values, edges=1), load=load)
 
 
 class Wide:

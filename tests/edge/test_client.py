@@ -2,147 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.datasets.dataset import Dataset
+from common.accounting.releases import Budget
 from common.errors import DataUnavailableError, LedgerUnavailableError, MapaError, RemoteProtocolError
-from common.messages import Hello, Presence, Refuse, SendModel, Welcome
+from common.messages import Presence, Refuse
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
-from common.scenario.scenario import Scenario
-from common.transport.channel import MemoryBroker, MemoryChannel
-from common.transport.link import LinkProfile
-from common.wire.codec import (
-    decode_hello,
-    decode_leave,
-    encode_model,
-    encode_presence,
-    encode_refuse,
-    encode_welcome,
-)
+from common.wire.codec import encode
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient, spending_text
-from edge.joining import Membership
-from edge.ledger import BudgetExhausted, MemoryLedger
+from edge.ledger import BudgetExhausted, Ledger
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.worker import EdgeWorker
 from tests.common.test_noise_port import Mixed
-from tests.core_support import small_dataset, small_scenario
-
-RUN = RunId("hostile")
-HOUR = 3600.0
-LIFE = 99  # the run's incarnation
-CLOUD = "c" * 16  # the nonce of its process
-
-
-def private_scenario(**changes: Any) -> Scenario:
-    return small_scenario(**{"privacy": {"noise": "gaussian", "noise_multiplier": 1.0}, **changes})
-
-
-def plenty(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:  # noqa: ARG001
-    """Stand in for the accountant where the budget is never spent."""
-    return 500
-
-
-@dataclass
-class Stage:
-    """An edge that is connected; the cloud's lines are the test's."""
-
-    scenario: Scenario = field(default_factory=private_scenario)
-    ledger: MemoryLedger = field(default_factory=MemoryLedger)
-    policy: OperatorPolicy = field(default_factory=OperatorPolicy)
-    run: RunId = RUN
-    renewable: bool = True
-    broker: MemoryBroker = field(default_factory=MemoryBroker)
-    said: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    channels: list[MemoryChannel] = field(default_factory=list)
-    failure: BaseException | None = None  # what loading the data set ends with
-    started: bool = True
-    stops: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        membership = Membership(self.run, self.policy, self.ledger, self._load, renewable=self.renewable)
-        self.edge = EdgeClient(
-            membership,
-            loop=self.broker,
-            connect=self._connect,
-            say=self.said.append,
-            note=self.notes.append,
-            on_stop=self.stops.append,
-        )
-        cloud = encode_presence(Presence(True, CLOUD, LIFE))
-        self.broker.route(presence_topic(self.run), cloud, retain=True)
-        if self.started:
-            self.edge.start()
-            self.broker.settle()
-
-    def _load(self, name: str) -> Dataset:  # noqa: ARG002
-        if self.failure is not None:
-            raise self.failure
-        return small_dataset()
-
-    def _connect(self, client: EdgeClient, link: LinkProfile | None) -> MemoryChannel:  # noqa: ARG002
-        channel = MemoryChannel(self.broker, on_connected=client.on_connected, on_lost=client.on_lost)
-        self.channels.append(channel)
-        self.broker.post(channel.connect)
-        return channel
-
-    def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Welcome:
-        fields: dict[str, Any] = {
-            "edge_id": self.edge.edge_id,
-            "index": index,
-            "last_sequence": last_sequence,
-            "edges": self.scenario.workers,
-            "scenario": self.scenario.for_edge(0),
-            "seed": self.scenario.seed,
-            "nonce": self.edge.nonce,
-            "number": self.edge.session.hellos,
-            "incarnation": LIFE,
-        }
-        return Welcome(**{**fields, **changes})
-
-    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
-        if self.edge.session.answered == self.edge.session.hellos:
-            self.edge.on_connected()  # only a new hello has a new answer
-        self.edge.on_answer("welcome", encode_welcome(self.admission(index, last_sequence, **changes)))
-        self.broker.settle()
-
-    def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
-        assert self.edge.preparation is not None
-        x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
-        awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
-        self.broker.settle()
-
-    def published(self, leaf: EdgeTopic) -> list[bytes]:
-        topic = edge_topic(self.run, self.edge.edge_id, leaf)
-        return [payload for name, payload in self.broker.published if name == topic]
-
-    @property
-    def pushed(self) -> int:
-        return len(self.published(EdgeTopic.GRADIENT))
-
-    @property
-    def hellos(self) -> list[Hello]:
-        return [decode_hello(self.edge.edge_id, one) for one in self.published(EdgeTopic.HELLO)]
-
-    @property
-    def leaves(self) -> list[str]:
-        return [decode_leave(self.edge.edge_id, one).reason for one in self.published(EdgeTopic.LEAVE)]
-
-    def release(self, count: int) -> None:
-        for _ in range(count):
-            self.model()
-
+from tests.core_support import small_scenario
+from tests.edge_support import CLOUD, HOUR, LIFE, RUN, Stage, plenty, private_scenario
 
 # -- models -------------------------------------------------------------------------------------------
 
@@ -211,7 +91,6 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
 LAW = "tests.common.test_noise_port:Mixed"
 POISSON = {"sampler": "poisson"}
 BUDGET = OperatorPolicy(budget=Budget(2.0, 1e-5))
-ASKS_Z = OperatorPolicy(parameters={"noise_multiplier": 1.0})
 # What tests/edge/test_policy.py shows of the decision alone, here through the shell.
 REFUSED: list[tuple[OperatorPolicy, dict[str, Any], str]] = [
     (OperatorPolicy(parameters={"epsilon": 0.2}), {"algorithm": {"name": "asgd"}}, "work.private = False"),
@@ -219,21 +98,6 @@ REFUSED: list[tuple[OperatorPolicy, dict[str, Any], str]] = [
         OperatorPolicy(allowed=frozenset({"another:Law"})),
         {"privacy": {"noise": LAW, "scale": 1.0, "share": 0.5}},
         f"privacy.noise = {LAW!r}: the run asks for code of its own; allow it with --allow {LAW}",
-    ),
-    (
-        OperatorPolicy(noise="gaussian"),
-        {"privacy": {"noise_multiplier": 8.0, "scope": "first-conv"}},
-        "in the clear",
-    ),
-    (
-        ASKS_Z,
-        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": POISSON},
-        "--noise-multiplier 1: one release of this run guarantees z =",
-    ),
-    (
-        OperatorPolicy(parameters={"epsilon": 0.1}),
-        {"privacy": {"noise_multiplier": 1.0}, "batch_size": 60},
-        "--epsilon 0.1: one release of this run guarantees ε =",
     ),
     (BUDGET, {"seed": 7, "data": POISSON}, "seed = 7: whoever knows a run's seed can subtract its noise"),
     (OperatorPolicy(), {"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
@@ -249,7 +113,7 @@ REFUSED: list[tuple[OperatorPolicy, dict[str, Any], str]] = [
 def test_a_welcome_that_the_operator_does_not_permit_ends_the_edge_before_an_account_is_opened(
     policy: OperatorPolicy, changes: dict[str, Any], words: str
 ) -> None:
-    stage = Stage(private_scenario(**{"seed": None, **changes}), MemoryLedger(accountant=plenty), policy)
+    stage = Stage(private_scenario(**{"seed": None, **changes}), Ledger(accountant=plenty), policy)
     stage.welcome()
     assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
     assert words in stage.said[-1]
@@ -282,29 +146,8 @@ def test_an_edge_noises_by_its_operators_word_or_as_the_run_does_and_the_hello_s
     assert stage.hellos[0].noise == (law.name if policy.parameters else None)
 
 
-@pytest.mark.parametrize(("seed", "allow_seed"), [(7, True), (None, False)])
-def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
-    seed: int | None, allow_seed: bool
-) -> None:
-    scenario = private_scenario(seed=seed, data=POISSON)
-    stage = Stage(scenario, MemoryLedger(accountant=plenty), replace(BUDGET, allow_seed=allow_seed))
-    stage.welcome()
-    stage.release(1)
-    assert stage.ledger.last_sequence(RUN) == 1
-
-
-def test_a_scenario_s_own_budget_goes_with_its_seed() -> None:
-    budgeted = {"noise": "gaussian", "noise_multiplier": 1.0, "total_epsilon": 2.0}
-    ledger = MemoryLedger(accountant=plenty)
-    for run, seed in (("first", None), ("second", 7), ("third", 7)):
-        stage = Stage(private_scenario(privacy=budgeted, seed=seed), ledger, run=RunId(run))
-        stage.welcome()
-        stage.release(1)
-        assert ledger.last_sequence(RunId(run)) == 1
-
-
 def test_records_for_which_the_operator_set_a_budget_are_in_no_run_with_a_seed() -> None:
-    ledger = MemoryLedger(accountant=plenty)
+    ledger = Ledger(accountant=plenty)
     Stage(
         private_scenario(seed=None), ledger, OperatorPolicy(budget=Budget(2.0, 1e-5)), RunId("first")
     ).welcome()
@@ -395,7 +238,7 @@ def test_a_welcome_to_an_older_hello_has_the_gradient_since_then_sent_again() ->
 
 def test_a_scenario_s_budget_binds_no_other_run_before_something_was_released_under_it() -> None:
     """Else one hostile welcome would end this edge's part in every later run."""
-    ledger = MemoryLedger(accountant=lambda budget, kind, spent: 0 if budget.epsilon < 1e-3 else 500)  # noqa: ARG005
+    ledger = Ledger(accountant=lambda budget, kind, spent: 0 if budget.epsilon < 1e-3 else 500)  # noqa: ARG005
     tiny = {"noise": "gaussian", "noise_multiplier": 1.0, "total_epsilon": 1e-9}
     Stage(private_scenario(seed=None, privacy=tiny), ledger).welcome()
     assert ledger.standing(RUN).exhausted
@@ -409,7 +252,7 @@ def test_a_scenario_s_budget_binds_no_other_run_before_something_was_released_un
 # -- the shard that the ledger belongs to -------------------------------------------------------------
 
 
-def released(ledger: MemoryLedger, run: str, index: int, **changes: Any) -> None:
+def released(ledger: Ledger, run: str, index: int, **changes: Any) -> None:
     """Have the edge of this ledger take part in an earlier run."""
     stage = Stage(private_scenario(**changes), ledger, run=RunId(run))
     stage.welcome(index)
@@ -418,7 +261,7 @@ def released(ledger: MemoryLedger, run: str, index: int, **changes: Any) -> None
 
 
 def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged_and_asks_again_for_it() -> None:
-    ledger = MemoryLedger()
+    ledger = Ledger()
     released(ledger, "first", 3)
     stage = Stage(ledger=ledger)
     stage.welcome(0)
@@ -430,7 +273,7 @@ def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged_and_asks_again_f
 
 def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -> None:
     """Which data a run is about is in the welcome: the first hello may name the shard of other data."""
-    ledger = MemoryLedger()
+    ledger = Ledger()
     released(ledger, "first", 3)
     released(ledger, "other-cut", 1, seed=11)
     stage = Stage(ledger=ledger)
@@ -446,7 +289,7 @@ def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -
 
 def test_an_operator_may_replace_a_budget() -> None:
     scenario = small_scenario(seed=None, privacy={"noise": "gamma-norm", "epsilon": 0.1})  # 0.25 a release
-    ledger, larger = MemoryLedger(), Budget(1.5, 0.0)
+    ledger, larger = Ledger(), Budget(1.5, 0.0)
     first = Stage(scenario, ledger, OperatorPolicy(budget=Budget(1.0, 0.0)))
     first.welcome()
     first.release(4)
@@ -464,7 +307,7 @@ def lost(stage: Stage, known: int = 5) -> None:
     words = f"the ledger has 0 releases, but {known} were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=known)
-    stage.edge.on_answer("welcome", encode_refuse(refuse))
+    stage.edge.on_answer("welcome", encode(refuse))
     stage.broker.settle()
 
 
@@ -481,7 +324,7 @@ def test_an_edge_with_a_name_takes_no_other_when_its_ledger_is_lost() -> None:
 
 
 def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
-    ledger = MemoryLedger()
+    ledger = Ledger()
     released(ledger, RUN, 0)
     stage = Stage(ledger=ledger)
     name = stage.edge.edge_id
@@ -496,7 +339,7 @@ def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
 
 @pytest.mark.parametrize(("known", "through"), [(10**9 - 1, 10**9), (10**9, None), (2**62, None)])
 def test_only_what_mapa_ledger_charge_takes_is_proposed(known: int, through: int | None) -> None:
-    ledger = MemoryLedger()
+    ledger = Ledger()
     released(ledger, RUN, 0)
     stage = Stage(ledger=ledger)
     lost(stage, known)
@@ -519,7 +362,7 @@ def test_a_lost_ledger_goes_on_as_a_newcomer_unless_its_operator_keeps_a_budget(
 
 
 def test_an_older_copy_that_was_charged_goes_on_after_what_others_released() -> None:
-    ledger = MemoryLedger()
+    ledger = Ledger()
     released(ledger, RUN, 0)
     lost(Stage(private_scenario(), ledger))
     account = ledger.account(RUN)
@@ -560,7 +403,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.on_answer("welcome", encode_welcome(stage.admission()))
+    stage.edge.on_answer("welcome", encode(stage.admission()))
     assert stage.edge.preparation is not None
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
@@ -596,7 +439,7 @@ def test_an_edge_that_ends_before_its_first_connection_says_nothing_and_ends_onc
 def test_a_leave_waits_for_the_broker_and_for_the_cloud_behind_it(
     ends_with: MapaError, reason: str, code: int
 ) -> None:
-    class Lost(MemoryLedger):
+    class Lost(Ledger):
         def debit(self, run: RunId, sequence: int, payload: bytes) -> None:  # noqa: ARG002
             stage.broker.retained.clear()  # the broker stops at that moment, and forgets
             stage.channels[0].lose()
@@ -610,7 +453,7 @@ def test_a_leave_waits_for_the_broker_and_for_the_cloud_behind_it(
     stage.channels[0].restore()
     stage.broker.advance(1.0)
     assert stage.leaves == []  # the cloud is not back yet: nobody would hear it
-    stage.broker.route(presence_topic(RUN), encode_presence(Presence(True, CLOUD, LIFE)), retain=True)
+    stage.broker.route(presence_topic(RUN), encode(Presence(True, CLOUD, LIFE)), retain=True)
     stage.broker.advance(1.0)
     assert stage.leaves == [reason]
     assert stage.channels[0].closed
@@ -634,7 +477,7 @@ def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_tu
     """Its hello names the gradient that was debited meanwhile; the next welcome calls for its bytes."""
     stage = Stage()
 
-    class Interrupted(MemoryLedger):
+    class Interrupted(Ledger):
         def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
             stage.edge.on_connected()
             super().debit(run, sequence, payload)
@@ -676,7 +519,7 @@ def test_no_effect_is_performed_inside_another(monkeypatch: pytest.MonkeyPatch) 
 def test_an_edge_says_once_what_it_joins_with() -> None:
     stage = Stage(
         private_scenario(seed=None),
-        MemoryLedger(accountant=plenty),
+        Ledger(accountant=plenty),
         OperatorPolicy(budget=Budget(2.0, 1e-5)),
     )
     assert stage.edge.progress == f"waiting for the welcome of run {RUN!r}"
@@ -691,12 +534,6 @@ def test_an_edge_says_once_what_it_joins_with() -> None:
     assert stage.edge.progress == spending_text(stage.edge.standing)
     assert "3 releases made" in stage.edge.progress
     assert "3 of 500 charges" in stage.edge.progress
-
-
-def test_an_edge_without_a_budget_names_the_option_that_sets_one() -> None:
-    stage = Stage(private_scenario(seed=None))
-    stage.welcome()
-    assert "no budget (--total-epsilon sets one)" in stage.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -715,6 +552,7 @@ def test_an_edge_says_plainly_where_what_it_releases_is_not_protected(
     stage = Stage(private_scenario(**{"seed": None, **changes}))
     stage.welcome()
     stage.release(2)
+    assert "no budget (--total-epsilon sets one)" in stage.notes[0]
     told = [line for line in stage.said if "NOT PROTECTED" in line]
     assert len(told) == (0 if words is None else 1)
     assert words is None or words in told[0]
@@ -727,7 +565,7 @@ def test_a_cloud_that_is_away_or_was_never_there_is_waited_for_in_words() -> Non
     stage.broker.settle()
     assert "none has been there yet; is the name right?" in stage.edge.progress
     for online, words in ((True, "waiting for the welcome"), (False, "to come back")):
-        stage.broker.route(presence_topic(RUN), encode_presence(Presence(online, CLOUD, LIFE)), retain=True)
+        stage.broker.route(presence_topic(RUN), encode(Presence(online, CLOUD, LIFE)), retain=True)
         stage.broker.settle()
         assert words in stage.edge.progress
     stage.channels[0].lose()

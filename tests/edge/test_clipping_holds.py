@@ -25,9 +25,8 @@ from common.mechanism.sampler import Sampler
 from common.mechanism.samplers.truncated_poisson import TruncatedPoisson
 from common.mechanism.work.local_steps import LocalSteps
 from common.messages import SendModel
-from common.models.counted import Counted
 from common.models.gradients import L1, L2, OuterGradients, RowGradients, powers, summed
-from common.models.registry import make_model
+from common.models.registry import Counted, make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian

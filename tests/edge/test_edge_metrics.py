@@ -18,26 +18,18 @@ from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from edge.accountant import MOST_KINDS, SpentCurves, epsilons_apart
-from edge.ledger import MemoryLedger
+from edge.ledger import Ledger
 from edge.metrics import DROPPED, FAMILIES, read_edges
 from edge.policy import OperatorPolicy
 from tests.common.test_telemetry import exposition, read
 from tests.core_support import small_dataset
-from tests.edge.test_client import Stage, plenty, private_scenario
+from tests.edge_support import Stage, plenty, private_scenario
 
 # The whole of what an edge may tell. Whoever adds a line says in docs/privacy.md why it is harmless.
 CLOSED = {
-    "mapa_edge_run_info",
-    "mapa_edge_state",
-    "mapa_edge_connected",
-    "mapa_edge_releases_total",
-    "mapa_edge_resent_total",
-    "mapa_edge_reconnects_total",
-    "mapa_edge_dropped_messages_total",
-    "mapa_edge_epsilon_spent",
-    "mapa_edge_delta",
-    "mapa_edge_budget_epsilon",
-    "mapa_edge_budget_used_ratio",
+    *(f"mapa_edge_{name}" for name in ("run_info", "state", "connected", "releases_total", "resent_total")),
+    *(f"mapa_edge_{name}" for name in ("reconnects_total", "dropped_messages_total", "epsilon_spent")),
+    *(f"mapa_edge_{name}" for name in ("delta", "budget_epsilon", "budget_used_ratio")),
 }
 KIND = ReleaseKind(Mechanism(GammaNorm(0.1), 16), 800)
 
@@ -71,11 +63,9 @@ def test_other_records_and_other_batches_tell_the_same(monkeypatch: pytest.Monke
     """The text is a function of what was released when, byte for byte, whatever the records are."""
     texts = []
     for seed in (1, 2):
-        monkeypatch.setattr(
-            "tests.edge.test_client.small_dataset", lambda seed=seed: small_dataset(seed=seed)
-        )
+        monkeypatch.setattr("tests.edge_support.small_dataset", lambda seed=seed: small_dataset(seed=seed))
         scenario = unseeded(data={"sampler": "poisson"})  # every edge draws batches of other sizes, too
-        stage = Stage(scenario=scenario, ledger=MemoryLedger(accountant=plenty))
+        stage = Stage(scenario=scenario, ledger=Ledger(accountant=plenty))
         stage.welcome()
         for _ in range(20):
             stage.model()
@@ -129,7 +119,7 @@ def test_a_budget_bounds_what_is_spent_and_its_share_is_told() -> None:
 
     stage = Stage(
         scenario=unseeded(data={"sampler": "poisson"}),
-        ledger=MemoryLedger(accountant=three),
+        ledger=Ledger(accountant=three),
         policy=OperatorPolicy(budget=Budget(0.5, 1e-6)),
     )
     stage.welcome()

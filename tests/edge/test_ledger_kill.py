@@ -20,16 +20,12 @@ EDGE = """
 import hashlib, os, sys
 from pathlib import Path
 
-from common.accounting.releases import ReleaseKind
-from common.noise.gaussian import Gaussian
-from common.mechanism.mechanism import Mechanism
-from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
+from tests.edge_support import account
 
 directory, wire = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)
 ledger = SqliteLedger(directory)
-ledger.open(Account(run="kill", shard=ShardIdentity("d", "p", 0), kind=kind))
+ledger.open(account("kill"))
 
 def publish(sequence, payload):
     os.write(wire, f"{sequence} {hashlib.sha256(payload).hexdigest()}\\n".encode())

@@ -8,18 +8,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from common.mechanism.mechanism import Mechanism
-from common.noise.gaussian import Gaussian
 from common.quantities import RunId
-from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
+from tests.edge_support import account, spend
 
 REPOSITORY = Path(__file__).parents[2]
 RUN = RunId("live")
@@ -28,15 +24,11 @@ RUN = RunId("live")
 EDGE = """
 import os, sys
 from pathlib import Path
-from common.accounting.releases import ReleaseKind
-from common.noise.gaussian import Gaussian
-from common.mechanism.mechanism import Mechanism
-from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
+from tests.edge_support import account
 
-kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)
 ledger = SqliteLedger(Path(sys.argv[1]))
-ledger.open(Account(run="live", shard=ShardIdentity("d", "p", 0), kind=kind))
+ledger.open(account("live"))
 sequence = 0
 print("ready", flush=True)
 while True:
@@ -47,22 +39,12 @@ while True:
 """
 
 
-def account() -> Account:
-    mechanism = Mechanism(None, 12)
-    return Account(
-        run=RUN,
-        shard=ShardIdentity("d", "p", 0),
-        kind=ReleaseKind(replace(mechanism, law=Gaussian(1.0)), 1200),
-    )
-
-
 @pytest.mark.slow
 def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with SqliteLedger(state) as ledger:
-        ledger.open(account())
-        for sequence in (1, 2, 3):
-            ledger.debit(RUN, sequence, b"gradient")
+        ledger.open(account(RUN))
+        spend(ledger, 3, RUN)
         before = sorted(path.name for path in state.iterdir())
         # in another process: whoever closes a file gives up all of its own process's locks on it
         command = [sys.executable, "-m", "mapa.cli", "ledger", str(state), "--json"]
@@ -189,7 +171,7 @@ def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
     tmp_path: Path, change: Callable[[Path], None], words: str
 ) -> None:
     with SqliteLedger(tmp_path) as ledger:
-        ledger.open(account())
+        ledger.open(account(RUN))
     change(tmp_path / FILE_NAME)
     with pytest.raises(ConfigurationError, match=words), ledger_snapshot(tmp_path):
         pass
@@ -197,7 +179,7 @@ def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
 
 def test_a_ledger_larger_than_any_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteLedger(tmp_path) as ledger:
-        ledger.open(account())
+        ledger.open(account(RUN))
     monkeypatch.setattr("edge.sqlite_ledger._MOST", 100)
     with pytest.raises(ConfigurationError, match="more than 100 bytes"), ledger_snapshot(tmp_path):
         pass
@@ -207,7 +189,7 @@ def test_what_takes_longer_than_opening_any_ledger_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SqliteLedger(tmp_path) as ledger:
-        ledger.open(account())
+        ledger.open(account(RUN))
     execute(f"INSERT INTO edge {ENDLESS} LIMIT 50000")(tmp_path / FILE_NAME)
     monkeypatch.setattr("edge.sqlite_ledger._MOST_STEPS", 2)
     with pytest.raises(ConfigurationError, match="interrupted"), ledger_snapshot(tmp_path):

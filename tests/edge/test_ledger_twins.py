@@ -16,7 +16,7 @@ from common.errors import MapaError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.quantities import RunId
-from edge.ledger import Account, Ledger, MemoryLedger, ShardIdentity
+from edge.ledger import Account, Ledger, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from tests.mechanism_support import POISSON, SHUFFLED
 
@@ -31,7 +31,7 @@ class Twins(RuleBasedStateMachine):
     def begin(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.disk = SqliteLedger(self.directory)
-        self.memory = MemoryLedger(self.disk.edge_id)
+        self.memory = Ledger(self.disk.edge_id)
 
     def teardown(self) -> None:
         if hasattr(self, "disk"):

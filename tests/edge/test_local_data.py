@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.accounting.overlap import total_of_records
 from common.accounting.releases import Budget
+from common.accounting.total import total_of_records
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
 from common.errors import ConfigurationError
 from common.messages import Welcome
-from common.quantities import EdgeId, RunId
-from common.scenario.scenario import Scenario, parse_scenario
-from edge.joining import Preparation, prepare
-from edge.ledger import Ledger, MemoryLedger
-from edge.own_data import REGISTRY_VARIABLE, OwnData, check_name
+from common.quantities import RunId
+from common.scenario.scenario import parse_scenario
+from edge.joining import Preparation
+from edge.ledger import Ledger
+from edge.own_data import REGISTRY_VARIABLE, OwnData
 from edge.policy import OperatorPolicy, PolicyError
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import STATE_FILE, StateDirectory, take_slot
+from edge.state_directory import STATE_FILE, StateDirectory
+from tests.edge_support import EDGE, prepared, spend, welcome_of
 from tests.local_support import SCHEMA, declared, local_values, write_csv
 
 MINE = OperatorPolicy(data_name="default")
@@ -45,19 +48,7 @@ def never(name: str) -> Dataset:
 
 
 def admission(index: int = 0, **changes: Any) -> Welcome:
-    return of_scenario(parse_scenario(local_values(**changes)), index)
-
-
-def of_scenario(scenario: Scenario, index: int = 0) -> Welcome:
-    return Welcome(
-        edge_id=EdgeId("edge-a"),
-        index=index,
-        last_sequence=0,
-        edges=scenario.workers,
-        scenario=scenario.for_edge(index),
-        seed=scenario.seed,
-        nonce="0" * 16,
-    )
+    return welcome_of(parse_scenario(local_values(**changes)), index)
 
 
 def follow(
@@ -70,19 +61,13 @@ def follow(
     **changes: Any,
 ) -> Preparation:
     taken = welcome or admission(**changes)
-    return prepare(taken, RunId(run), policy, ledger or MemoryLedger(EdgeId("edge-a")), never, own)
-
-
-def spend(ledger: Ledger, run: str, releases: int) -> None:
-    last = ledger.last_sequence(RunId(run))
-    for sequence in range(last + 1, last + 1 + releases):
-        ledger.debit(RunId(run), sequence, b"x")
+    return prepared(taken, ledger, policy, load=never, own=own, run=run)
 
 
 def test_all_records_are_the_shard_and_the_rate_is_the_edges_own(mine: OwnData) -> None:
-    ledger = MemoryLedger(EdgeId("edge-a"))
-    prepared = follow(mine, ledger)
-    assert len(prepared.worker.shard) == 50
+    ledger = Ledger(EDGE)
+    joined = follow(mine, ledger)
+    assert len(joined.worker.shard) == 50
     kind = ledger.standing(RunId("r")).account.kind
     assert kind.shard_size == 50
     assert kind.sampling_rate == 8 / 50
@@ -93,8 +78,7 @@ def test_another_data_set_or_no_data_of_its_own_is_refused_before_anything_is_re
     mine.path.unlink()  # whoever reads it fails with another error
     known = local_values(data={"set": "mnist"}, model={"name": "lr"})
     del known["data"]["schema"]
-    scenario = parse_scenario(known)
-    asked = of_scenario(scenario)
+    asked = welcome_of(parse_scenario(known))
     with pytest.raises(PolicyError, match=r"data\.set = 'mnist', not about records that edges bring"):
         follow(mine, welcome=asked)
     with pytest.raises(PolicyError, match="take part with --data FILE"):
@@ -181,9 +165,9 @@ def test_a_schema_that_did_not_fit_is_kept_too_so_nobody_can_ask_again_with_anot
 
 
 def test_a_row_added_is_the_same_account_in_another_run_and_refused_within_one(mine: OwnData) -> None:
-    ledger = MemoryLedger(EdgeId("edge-a"))
+    ledger = Ledger(EDGE)
     follow(mine, ledger)
-    spend(ledger, "r", 3)
+    spend(ledger, 3, "r")
     with mine.path.open("a") as stream:
         stream.write("50,2.5,1\n")
     with pytest.raises(ConfigurationError, match="a run keeps its terms"):
@@ -196,7 +180,7 @@ def test_a_row_added_is_the_same_account_in_another_run_and_refused_within_one(m
 
 
 def test_other_content_with_the_same_number_of_records_goes_on_in_the_run(mine: OwnData) -> None:
-    ledger = MemoryLedger(EdgeId("edge-a"))
+    ledger = Ledger(EDGE)
     follow(mine, ledger)
     header, *rows = mine.path.read_text().splitlines()
     mine.path.write_text("\n".join([header, *reversed(rows)]) + "\n")
@@ -206,18 +190,18 @@ def test_other_content_with_the_same_number_of_records_goes_on_in_the_run(mine: 
 def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mine: OwnData) -> None:
     budget = Budget(2.0, 1e-5)
     policy = OperatorPolicy(data_name="default", budget=budget)
-    ledger = MemoryLedger(EdgeId("edge-a"))
+    ledger = Ledger(EDGE)
     follow(mine, ledger, policy=policy)
     alone = ledger.standing(RunId("r")).cap
     assert alone is not None
-    spend(ledger, "r", alone // 8)
+    spend(ledger, alone // 8, "r")
     with mine.path.open("a") as stream:
         stream.write("50,2.5,1\n")
     follow(OwnData(mine.path, mine.state_dir), ledger, policy=policy, run="second")
     left = ledger.standing(RunId("second")).cap
     assert left is not None
     assert 0 < left < alone
-    spend(ledger, "second", left)
+    spend(ledger, left, "second")
     assert ledger.standing(RunId("second")).exhausted
     spent = total_of_records([standing.of_shard for standing in ledger.standings()], budget.delta)
     assert spent.epsilon <= budget.epsilon
@@ -235,8 +219,8 @@ def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mi
 def test_two_slots_of_one_state_directory_hold_the_same_records(mine: OwnData) -> None:
     budgeted = OperatorPolicy(data_name="default", budget=Budget(2.0, 1e-5))
     book = StateDirectory(mine.state_dir)
-    slots = [take_slot(mine.state_dir) for _ in range(3)]
-    ledgers = [SqliteLedger(s.directory, siblings=book.claims_of(s.directory.name)) for s in slots]
+    slots = [book.take() for _ in range(3)]
+    ledgers = [SqliteLedger(slot.directory, slot=slot) for slot in slots]
     try:
         follow(mine, ledgers[0], policy=budgeted)
         with pytest.raises(PolicyError, match="no two edges release the same records at the same time"):
@@ -291,7 +275,7 @@ def test_a_record_that_does_not_fit_is_named_by_row_and_column(
     lines = mine.path.read_text().splitlines()
     lines[row] = text
     mine.path.write_text("\n".join(lines) + "\n")
-    ledger = MemoryLedger(EdgeId("edge-a"))
+    ledger = Ledger(EDGE)
     with pytest.raises(ConfigurationError, match=said):
         follow(mine, ledger)
     assert ledger.standings() == []
@@ -299,8 +283,8 @@ def test_a_record_that_does_not_fit_is_named_by_row_and_column(
 
 def test_nothing_about_the_records_is_in_what_an_edge_knows_of_the_run(mine: OwnData) -> None:
     """The scenario of a welcome goes back to nobody, and holds what the cloud said: no number of records."""
-    prepared = follow(mine)
-    assert "50" not in json.dumps(prepared.scenario.for_edge(0)["data"])
+    joined = follow(mine)
+    assert "50" not in json.dumps(joined.scenario.for_edge(0)["data"])
 
 
 def test_the_same_file_in_another_state_directory_is_refused_at_the_start(mine: OwnData) -> None:
@@ -337,6 +321,24 @@ def test_a_copy_of_the_state_directory_is_refused_while_the_original_is_there(mi
     mine.check()
 
 
+def test_a_copy_is_refused_also_where_an_edge_was_killed_in_a_transaction(mine: OwnData) -> None:
+    follow(mine)
+    killed = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+connection.execute("BEGIN IMMEDIATE")
+for number in range(1000):
+    connection.execute("INSERT INTO schema VALUES (?, ?)", (number, "x" * 500))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed, mine.state_dir / STATE_FILE], check=False)
+    copy = mine.state_dir.with_name("copy")
+    shutil.copytree(mine.state_dir, copy)
+    with pytest.raises(ConfigurationError, match=f"is a copy of state directory '{mine.state_dir}'"):
+        OwnData(mine.path, copy).check()
+
+
 def test_a_state_directory_whose_file_was_removed_is_another_account(mine: OwnData) -> None:
     follow(mine)
     (mine.state_dir / STATE_FILE).unlink()
@@ -355,9 +357,9 @@ def test_several_edges_of_a_process_read_the_file_once(mine: OwnData) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 65, "ä", "a:b"])
-def test_a_name_of_data_is_plain(name: str) -> None:
+def test_a_name_of_data_is_plain(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--data-name"):
-        check_name(name)
+        OwnData(tmp_path, tmp_path, name)
 
 
 def test_a_schema_cannot_make_an_edge_take_more_memory_than_its_limit(
@@ -392,23 +394,23 @@ def test_a_welcome_gets_no_record_of_the_owners_unprotected_but_by_the_owners_sw
     mine: OwnData, tmp_path: Path, changes: dict[str, Any], switch: str, words: str
 ) -> None:
     known = local_values(**changes)
-    of_edge = of_scenario(parse_scenario(known))
+    of_edge = welcome_of(parse_scenario(known))
     known["data"] = {
         "set": "file",
         "train_path": "payroll.csv",
         "schema": SCHEMA,
     }  # any file of the data directory
-    of_directory = of_scenario(parse_scenario(known))
+    of_directory = welcome_of(parse_scenario(known))
     write_csv(tmp_path / "data" / "payroll.csv", 50)
 
     def load(source: Source) -> Dataset:
         return load_dataset(source, tmp_path / "data")
 
     for welcome, policy, own in ((of_edge, MINE, mine), (of_directory, OperatorPolicy(), None)):
-        ledger = MemoryLedger(EdgeId("edge-a"))
+        ledger = Ledger(EDGE)
         with pytest.raises(PolicyError, match="--" + switch.replace("_", "-")) as refused:
-            prepare(welcome, RunId("r"), policy, ledger, load, own)
+            prepared(welcome, ledger, policy, load=load, own=own)
         assert words in str(refused.value)
         assert ledger.account(RunId("r")) is None
         permitted = replace(policy, **{switch: True})
-        assert words in prepare(welcome, RunId("r"), permitted, ledger, load, own).exposure
+        assert words in prepared(welcome, ledger, permitted, load=load, own=own).exposure

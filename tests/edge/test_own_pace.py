@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,21 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
 from common.mechanism.mechanism import Mechanism
-from common.messages import ModelReceived, Welcome
+from common.messages import ModelReceived
 from common.noise.gaussian import Gaussian
-from common.quantities import EdgeId, RunId
+from common.quantities import RunId
 from common.scenario.scenario import Scenario
-from edge.client import Outbox
-from edge.joining import Membership, Preparation, prepare
-from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
+from edge.client import make_gradient
+from edge.joining import Preparation
+from edge.ledger import Account, BudgetExhausted, Ledger
 from edge.policy import OperatorPolicy
-from edge.session import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
+from edge.session import Ending, GradientDebited
 from edge.sqlite_ledger import SqliteLedger
-from tests.core_support import small_dataset, small_scenario, small_world
+from tests import edge_support
+from tests.core_support import small_scenario, small_world
+from tests.edge_support import EDGE, prepared, spend, welcome_of
 
-RUN, EDGE = RunId("r"), EdgeId("edge-a")
+RUN = RunId("r")
 BUDGET = Budget(3.0, 1e-5)
 B = N = 60  # all records in each batch: the accountant has a closed form
 CAP = 7
@@ -42,26 +43,15 @@ def kind(z: float) -> ReleaseKind:
 
 
 def account(**changes: Any) -> Account:
-    terms = Account(
-        run=RUN,
-        shard=ShardIdentity("d", "iid K=4 seed=7", 0),
-        kind=kind(2 * z_for(CAP)),
-        budget=BUDGET,
-        most_releases=CAP,
-    )
-    return replace(terms, **changes)
+    terms = {"kind": kind(2 * z_for(CAP)), "budget": BUDGET, "most_releases": CAP}
+    return edge_support.account(**{**terms, **changes})
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    made: Ledger = MemoryLedger(EDGE) if request.param == "memory" else SqliteLedger(tmp_path, EDGE)
+    made: Ledger = Ledger(EDGE) if request.param == "memory" else SqliteLedger(tmp_path, EDGE)
     yield made
     made.close()
-
-
-def spend(ledger: Ledger, count: int) -> None:
-    for _ in range(count):
-        ledger.debit(RUN, ledger.last_sequence(RUN) + 1, b"g")
 
 
 def test_an_edge_ends_after_its_own_number_of_releases_although_the_budget_has_more(ledger: Ledger) -> None:
@@ -78,15 +68,18 @@ def test_an_edge_ends_after_its_own_number_of_releases_although_the_budget_has_m
 def test_an_edge_says_whether_its_number_or_its_budget_ended_it(ledger: Ledger) -> None:
     """With the operator's larger z an edge that made its R_k releases has budget left."""
     world = small_world(iterations=2 * CAP)
-    worker, outbox = world.workers()[0], Outbox(RUN, ledger)
+    worker = world.workers()[0]
     model = ModelReceived(EDGE, 1, 1.0, 0, first_model(world.model, world.streams))
     ledger.open(account())
     for sequence in range(1, CAP + 1):
-        assert outbox.make(worker, sequence, model) == GradientDebited(sequence)
-    assert outbox.make(worker, CAP + 1, model) == BudgetSpent(cap=CAP)
+        assert make_gradient(worker, ledger, RUN, sequence, model) == GradientDebited(sequence)
+    ended = make_gradient(worker, ledger, RUN, CAP + 1, model)
+    assert ended == Ending(0, f"all R_k = {CAP} releases are made", "budget")
     tight = RunId("tight")
     ledger.open(account(run=tight, kind=kind(z_for(1))))  # the run before has spent of the same records
-    assert Outbox(tight, ledger).make(worker, 1, model) == BudgetSpent()
+    ended = make_gradient(worker, ledger, tight, 1, model)
+    assert isinstance(ended, Ending)
+    assert (ended.leave, "the privacy budget is spent" in ended.text) == ("budget", True)
 
 
 @pytest.mark.parametrize("other", [CAP + 1, CAP - 1, 1000, None])
@@ -97,20 +90,6 @@ def test_a_run_keeps_its_number_of_releases(ledger: Ledger, other: int | None) -
         ledger.open(account(most_releases=other))
     with pytest.raises(ConfigurationError, match="a run keeps its terms"):
         ledger.open(account(most_releases=other), replace_budget=True)
-
-
-def test_the_number_survives_the_process(tmp_path: Path) -> None:
-    with SqliteLedger(tmp_path, EDGE) as first:
-        first.open(account())
-        spend(first, CAP - 1)
-    with SqliteLedger(tmp_path) as second:
-        assert second.standing(RUN).account == account()
-        with pytest.raises(ConfigurationError, match="a run keeps its terms"):
-            second.open(account(most_releases=CAP + 5))
-        second.open(account())
-        spend(second, 1)
-        with pytest.raises(BudgetExhausted):
-            spend(second, 1)
 
 
 # -- the welcome ------------------------------------------------------------------------------------------
@@ -131,27 +110,23 @@ def filled(cap: int = CAP, z: float | None = None, **privacy: Any) -> Scenario:
     )
 
 
-def admitted(told: dict[str, Any]) -> Welcome:
-    return Welcome(edge_id=EDGE, index=0, last_sequence=0, edges=4, scenario=told, seed=None, nonce="0" * 16)
-
-
 def follow(
     scenario: Scenario, ledger: Ledger, policy: OperatorPolicy | None = None, **changed: Any
 ) -> Preparation:
     told = scenario.for_edge(0)
     told["privacy"] |= changed
-    return prepare(admitted(told), RUN, policy or OperatorPolicy(), ledger, lambda _: small_dataset())
+    return prepared(welcome_of(told), ledger, policy)
 
 
-def law_of(prepared: Preparation) -> Gaussian:
-    law = prepared.worker.mechanism.law
+def law_of(made: Preparation) -> Gaussian:
+    law = made.worker.mechanism.law
     assert isinstance(law, Gaussian)
     return law
 
 
 @pytest.mark.parametrize("cap", [1, 5, 40])
 def test_what_the_edge_may_release_costs_the_budget_and_no_more(cap: int) -> None:
-    ledger = MemoryLedger(EDGE)
+    ledger = Ledger(EDGE)
     follow(filled(cap), ledger)
     spend(ledger, cap)
     standing = ledger.standing(RUN)
@@ -161,7 +136,7 @@ def test_what_the_edge_may_release_costs_the_budget_and_no_more(cap: int) -> Non
 
 
 def test_a_cloud_that_names_too_many_releases_gets_what_the_budget_permits() -> None:
-    ledger = MemoryLedger(EDGE)
+    ledger = Ledger(EDGE)
     follow(filled(CAP), ledger, release_caps=[1000])
     spend(ledger, CAP)
     with pytest.raises(BudgetExhausted):
@@ -169,7 +144,7 @@ def test_a_cloud_that_names_too_many_releases_gets_what_the_budget_permits() -> 
 
 
 def test_a_cloud_that_names_too_little_noise_gets_fewer_releases() -> None:
-    ledger = MemoryLedger(EDGE)
+    ledger = Ledger(EDGE)
     follow(filled(CAP), ledger, noise_multiplier=[0.7 * z_for(CAP)])
     cap = ledger.standing(RUN).cap
     assert cap is not None
@@ -180,7 +155,7 @@ def test_a_cloud_that_names_too_little_noise_gets_fewer_releases() -> None:
     "changed", [{"release_caps": [CAP + 1]}, {"noise_multiplier": [9.0]}, {"total_epsilon": 4.0}]
 )
 def test_a_cloud_that_comes_back_with_other_terms_after_a_look_is_refused(changed: dict[str, Any]) -> None:
-    ledger = MemoryLedger(EDGE)
+    ledger = Ledger(EDGE)
     follow(filled(), ledger)
     spend(ledger, 2)
     with pytest.raises(ConfigurationError, match="a run keeps its terms"):
@@ -188,34 +163,9 @@ def test_a_cloud_that_comes_back_with_other_terms_after_a_look_is_refused(change
     follow(filled(), ledger)  # the former ones are still good
 
 
-def test_a_cloud_that_takes_the_pace_away_after_a_look_is_refused() -> None:
-    ledger = MemoryLedger(EDGE)
-    follow(filled(), ledger)
-    spend(ledger, 2)
-    plain = filled().for_edge(0)
-    for key in ("pace", "release_caps"):
-        del plain["privacy"][key]
-    with pytest.raises(ConfigurationError, match="most_releases = 7, not None; a run keeps its terms"):
-        prepare(admitted(plain), RUN, OperatorPolicy(), ledger, lambda _: small_dataset())
-
-
-@pytest.mark.parametrize(
-    "changed", [{"release_caps": [CAP + 1]}, {"noise_multiplier": [9.0]}, {"pace": "same"}, {}]
-)
-def test_a_second_welcome_must_deal_the_same_pace(changed: dict[str, Any]) -> None:
-    """Before the first release, too: what the ledger holds was fixed with the first welcome."""
-    joining = Membership(RUN, OperatorPolicy(), MemoryLedger(EDGE), lambda _: small_dataset())
-    first = filled().for_edge(0)
-    assert isinstance(joining.follow(admitted(first)), Prepared)
-    later = {**first, "privacy": {**first["privacy"], **changed}}
-    answer = joining.follow(admitted(later))
-    assert isinstance(answer, WelcomeDeclined if changed else Prepared)
-    assert joining.ledger.standing(RUN).account.most_releases == CAP
-
-
 def test_a_welcome_with_several_numbers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="must have the number of this edge's releases"):
-        follow(filled(), MemoryLedger(EDGE), release_caps=[3, 4])
+        follow(filled(), Ledger(EDGE), release_caps=[3, 4])
 
 
 # -- the operator's floor ---------------------------------------------------------------------------------
@@ -225,11 +175,11 @@ def test_a_welcome_with_several_numbers_is_refused() -> None:
 def test_z_is_the_larger_of_the_planned_and_the_operators(factor: float) -> None:
     planned = z_for(CAP)
     policy = OperatorPolicy(parameters={"noise_multiplier": factor * planned})
-    ledger = MemoryLedger(EDGE)
+    ledger = Ledger(EDGE)
     assert law_of(follow(filled(), ledger, policy)).noise_multiplier == max(1.0, factor) * planned
     assert ledger.standing(RUN).account.most_releases == CAP
 
 
 def test_another_law_of_the_operator_has_no_pace() -> None:
     with pytest.raises(ConfigurationError, match="every edge noises by 'gaussian'"):
-        follow(filled(), MemoryLedger(EDGE), OperatorPolicy(parameters={"epsilon": 0.1}))
+        follow(filled(), Ledger(EDGE), OperatorPolicy(parameters={"epsilon": 0.1}))

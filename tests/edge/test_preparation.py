@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from common.datasets.dataset import Dataset, Samples
-from common.messages import Welcome
 from common.models.model import Model
 from common.models.registry import make_model
-from common.quantities import EdgeId, RunId
 from common.scenario import parts
-from edge.joining import prepare
-from edge.ledger import MemoryLedger
-from edge.policy import OperatorPolicy
 from tests.core_support import small_scenario
+from tests.edge_support import prepared, welcome_of
 
 ROWS, SHAPE, EDGES = 20_000, (8, 8), 20
 
@@ -55,21 +51,10 @@ def test_an_edge_holds_its_shard_and_lets_the_data_set_go_before_its_model_is_ma
         return make_model(*arguments, **options)
 
     monkeypatch.setattr(parts, "make_model", make)
-    scenario = small_scenario(edges=EDGES)
-    edge = EdgeId("edge-a")
-    admission = Welcome(
-        edge_id=edge,
-        index=3,
-        last_sequence=0,
-        edges=EDGES,
-        scenario=scenario.for_edge(0),
-        seed=scenario.seed,
-        nonce="0" * 16,
-    )
-    prepared = prepare(admission, RunId("r"), OperatorPolicy(), MemoryLedger(edge), source.load)
+    made = prepared(welcome_of(small_scenario(edges=EDGES), 3), load=source.load)
     assert held == [False]
     assert not source.held
-    shard = prepared.worker.shard
+    shard = made.worker.shard
     assert len(shard) == ROWS // EDGES
     for array in (shard.features, shard.targets, shard.rows):
         whole = array if array.base is None else array.base

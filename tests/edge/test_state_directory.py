@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from common.accounting.overlap import total_of_records
 from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total_of_records
 from common.errors import ConfigurationError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
@@ -25,7 +25,8 @@ from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, OtherShardError, ShardIdentity
 from edge.policy import PolicyError
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import FORMER_FILES, STATE_FILE, Slot, StateDirectory, take_slot
+from edge.state_directory import FORMER_FILES, STATE_FILE, Slot, StateDirectory
+from tests.edge_support import spend
 from tests.mechanism_support import SHUFFLED
 
 RUN = RunId("r")
@@ -54,8 +55,8 @@ class Fleet:
         self.ledgers: dict[str, SqliteLedger] = {}
 
     def take(self, name: str) -> SqliteLedger:
-        self.slots[name] = take_slot(self.directory, [name])
-        self.ledgers[name] = SqliteLedger(self.directory / name, siblings=self.book.claims_of(name))
+        self.slots[name] = self.book.take([name])
+        self.ledgers[name] = SqliteLedger(self.directory / name, slot=self.slots[name])
         return self.ledgers[name]
 
     def kill(self, name: str) -> None:
@@ -82,11 +83,6 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(tmp_path)
     yield made
     made.close()
-
-
-def spend(ledger: SqliteLedger, count: int, run: str = "r") -> None:
-    for _ in range(count):
-        ledger.debit(RunId(run), ledger.last_sequence(RunId(run)) + 1, b"g")
 
 
 @pytest.mark.parametrize("cut", ["iid K=5", "shared K=5"])

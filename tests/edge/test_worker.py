@@ -121,13 +121,6 @@ def test_a_release_is_the_clipped_mean_the_regulariser_and_one_draw(
         np.testing.assert_allclose(edge.receive(sent()).gradient, mean + eta, rtol=1e-6, atol=1e-6)
 
 
-def test_the_regulariser_is_added_after_the_clipping() -> None:
-    """It depends on no sample, and may exceed the bound."""
-    tiny = 1e-6
-    gradient = worker(law=Gaussian(1e-9), regularization=50.0).gradient(X, tiny, 1)
-    np.testing.assert_allclose(gradient, 50 * X, atol=1e-4)
-
-
 class Given(Pull):
     """F(x; ξ) = ⟨x, ξ⟩, whose gradient is ξ at every x."""
 

@@ -23,11 +23,9 @@ from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, NoisyGradient
-from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
 from experiments.commands.attack import SpreadCommand, attack_command, spread
-from experiments.observer import nearest_image, observe, observe_directory, record_payloads
 from experiments.reconstruction import (
     IN_THE_CLEAR,
     PSNR_CEILING,
@@ -36,16 +34,19 @@ from experiments.reconstruction import (
     correlation,
     exchanges,
     head_of,
-    infer_target,
-    invert,
     models_at,
+    nearest_image,
     nominal_law,
+    observe,
+    observe_directory,
     psnr,
+    record_payloads,
     ssim,
 )
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.core_support import SIDE, small_world
 from tests.mechanism_support import BATCH_MEAN, NORMALISED, PER_SAMPLE, SHUFFLED, clip
+from tests.memory_broker import MemoryBroker, MemoryChannel
 
 pytestmark = pytest.mark.slow  # many images for each case
 
@@ -73,8 +74,8 @@ def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, se
         BATCH_MEAN,
     ):  # scale image and constant alike
         released = clip(gradients, how, 0.01, 1)
-        np.testing.assert_allclose(invert(head_of(model), model, released), images[0], atol=1e-4)
-        assert infer_target(head_of(model), model, released) == targets[0]
+        np.testing.assert_allclose(head_of(model).invert(released), images[0], atol=1e-4)
+        assert head_of(model).target(released) == targets[0]
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -85,7 +86,7 @@ def test_a_batch_of_lr_gives_a_mean_of_its_images_weighted_by_their_derivatives(
     weights = model.score_gradient(model.scores(x, features), targets)[:, 0].astype(np.float64)
     expected = weights @ images / weights.sum()
     released = clip(model.gradients(x, features, targets), BATCH_MEAN, 1e6, 5)
-    np.testing.assert_allclose(invert(head_of(model), model, released), expected, atol=1e-4)
+    np.testing.assert_allclose(head_of(model).invert(released), expected, atol=1e-4)
 
 
 def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution_is_noised() -> None:
@@ -104,7 +105,7 @@ def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution
 
 def test_a_fitted_svm_sample_has_no_gradient_and_gives_nothing_away() -> None:
     model = make_model("svm", shape=(SIDE, SIDE), classes=10, options={})
-    assert not invert(head_of(model), model, np.zeros(model.dimension, np.float32)).any()
+    assert not head_of(model).invert(np.zeros(model.dimension, np.float32)).any()
 
 
 def test_a_custom_model_without_a_full_connection_is_refused_by_name() -> None:
@@ -180,7 +181,7 @@ def test_the_released_gradient_is_the_worker_s_own() -> None:
     )[1]
     worker = world.workers()[0]
     worker.mechanism = replace(worker.mechanism, sampler=SHUFFLED, law=ExponentialNorm(1.0))
-    expected = invert(head_of(world.model), world.model, worker.gradient(sent.model, sent.sensitivity, 1))
+    expected = head_of(world.model).invert(worker.gradient(sent.model, sent.sensitivity, 1))
     np.testing.assert_array_equal(cell.picture, expected)
 
 
@@ -273,7 +274,7 @@ def test_an_observer_reconstructs_the_images_of_a_recorded_run(tmp_path: Path) -
 def test_an_observer_without_the_model_still_sees_what_the_regulariser_leaves(tmp_path: Path) -> None:
     world, exchanged = payloads(2)
     made = exchanged[0][1]  # at x₁ = 0 the regulariser adds nothing
-    sighting = observe(world.model, EDGE, encode_gradient(made))
+    sighting = observe(head_of(world.model), EDGE, encode_gradient(made), None, 0.1)
     assert nearest_image(world.dataset, sighting.picture)[1] == pytest.approx(1, abs=1e-5)
     with pytest.raises(ConfigurationError, match=r"no \*\.gradient files"):
         observe_directory(world.model, tmp_path)

@@ -29,20 +29,29 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.registry import describe_law, law_names
-from experiments.audit.claims import GdpClaim, PureClaim, claim_for, one_run_epsilon, upper_rate
+from experiments.audit.battery import scenario_games
+from experiments.audit.claims import (
+    GdpClaim,
+    PureClaim,
+    TruncatedClaim,
+    claim_for,
+    one_run_epsilon,
+    upper_rate,
+)
 from experiments.audit.defects import planted
-from experiments.audit.game import Playable, familywise, judge, play, play_all
+from experiments.audit.design import Design
+from experiments.audit.game import Game, familywise, judge, play_all
 from experiments.audit.one_run import ZeroingModel, audit_one_run
 from experiments.audit.seeds import sound_battery, sound_mechanisms
-from experiments.audit.subject import scenario_games
 from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
 from mapa.dashboard.watch import Watch
 from mapa.run_removal import considered
 from mapa.scenario_files import load_scenario
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.core_support import small_world
 from tests.dashboard_support import simulated, write_live_run
+from tests.mechanism_support import truncated
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -65,7 +74,7 @@ def test_a_sound_mechanism_is_flagged_by_no_game(name: str) -> None:
 )
 def test_a_good_attack_nearly_reaches_what_is_claimed(name: str, share: float) -> None:
     """An audit that sees nothing would flag nothing."""
-    finding = play(sound_battery(SOUND[name], rounds=3000)[0], alpha=ALPHA, seed=SEED)
+    finding = sound_battery(SOUND[name], rounds=3000)[0].play(alpha=ALPHA, seed=SEED)
     assert share * finding.claimed < finding.lower_bound <= finding.claimed
 
 
@@ -184,7 +193,7 @@ def test_a_sound_scenario_is_audited_alone_and_as_sampled() -> None:
 def test_a_replica_claims_nothing_and_is_shown_to_leak() -> None:
     world = small_world(privacy={"noise": "exponential-norm", "epsilon": 0.1, "clipping": "batch-mean"})
     (game,) = scenario_games(world, edge=0, rounds=2000)
-    finding = play(game, alpha=0.05, seed=3)
+    finding = game.play(alpha=0.05, seed=3)
     assert finding.claimed == math.inf
     assert not finding.violated
     assert finding.lower_bound > 3  # thirty times the paper's ε
@@ -202,6 +211,55 @@ def test_every_sampler_s_scenario_has_games_that_hold(sampler: str) -> None:
 def test_an_edge_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="edge = 4: must be from 0 to 3"):
         scenario_games(small_world(), edge=4, rounds=1000)
+
+
+GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 2.0}
+
+
+def test_a_message_of_four_steps_claims_twice_a_release_and_is_played() -> None:
+    world = small_world(data={"sampler": "poisson"}, privacy=GAUSSIAN, local={"steps": 4, "rate": 0.1})
+    games = scenario_games(world, edge=0, rounds=1500)
+    one, message, sampled = games[:3]
+    assert (one.claim, message.claim) == (GdpClaim(0.5), GdpClaim(1.0))
+    assert "4 local steps" in message.name
+    assert isinstance(sampled.claim, GdpClaim)
+    assert sampled.claim.rate < 1
+    assert isinstance(message, Game)
+    assert message.worker(True, 1).mechanism.steps == 4
+    assert isinstance(one, Game)
+    assert one.worker(True, 1).mechanism.steps == 1
+    finding = message.play(alpha=familywise(0.95, 2), seed=4)
+    assert 0.5 < finding.lower_bound <= 1.0  # more than one release may tell, and no more than four
+
+
+def test_a_scenario_with_truncated_batches_claims_what_the_accountant_does() -> None:
+    world = small_world(data={"sampler": "truncated-poisson", "largest_batch": 8}, privacy=GAUSSIAN)
+    games = scenario_games(world, edge=0, rounds=2000)
+    assert games[0].claim == GdpClaim(0.5)  # the canary is in the batch for certain
+    assert isinstance(games[1].claim, TruncatedClaim)
+    assert isinstance(games[1], Game)
+    assert games[1].worker(True, 1).mechanism.sampler == truncated(8)
+
+
+def test_the_least_figure_of_truncated_batches_is_refuted_only_by_errors_below_the_curve() -> None:
+    claim = Design(mechanism=Mechanism(Gaussian(1.0), 4, truncated(7)), shard_size=8, canary=np.ones(4)).claim
+    assert isinstance(claim, TruncatedClaim)
+    errors = np.array([0.5, 0.2, 1e-4])
+    least = claim.least(errors, errors)
+    assert (np.diff(least) >= 0).all()
+    assert least[0] == 0.0  # a coin
+    assert least[2] > claim.value
+
+
+def test_a_scenario_with_normalised_gradients_is_played_with_its_stabiliser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    normalised = small_world(privacy={**GAUSSIAN, "clipping": "normalised"}, data={"sampler": "poisson"})
+    monkeypatch.setattr(type(normalised.model), "feature_length", 30.0)
+    played = [game for game in scenario_games(normalised, edge=0, rounds=1000) if isinstance(game, Game)]
+    assert len(played) > 8
+    clippings = [game.worker(True, 1).mechanism.clipping for game in played]
+    assert {one.scaling(np.ones(1))[1] for one in clippings} == {0.01 * 30.0}
 
 
 # ---- one run
@@ -268,7 +326,7 @@ def test_the_command_reports_claims_beside_bounds(monkeypatch: pytest.MonkeyPatc
     assert "not refuted" in printed.stdout
 
 
-def first_game_alone(world: World, **how: Any) -> list[Playable]:
+def first_game_alone(world: World, **how: Any) -> list[Game]:
     """Of a battery the first: each game has a test of its own."""
     return scenario_games(world, **how)[:1]
 

@@ -20,12 +20,12 @@ from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
 from common.randomness import Purpose
-from experiments.audit.battery import MostDrawn
+from experiments.audit.battery import most_drawn
 from experiments.audit.claims import GdpClaim, PureClaim
 from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
 from experiments.audit.design import Design, honest
 from experiments.audit.game import _released, familywise
-from experiments.commands import audit_planted
+from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
 from tests.mechanism_support import (
     BATCH_MEAN,
@@ -207,16 +207,14 @@ def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
 )
 @pytest.mark.parametrize("clipping", [PER_SAMPLE, QUANTILE])
 def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping) -> None:
-    game = MostDrawn(
-        name="drawn",
-        mechanism=Mechanism(law, 4, clipping=clipping),
-        shard_size=800,
-        dimension=law.audit_dimension,
-        rounds=1000,
-        plant=MUTATIONS["a record other than the first in every batch"],
-    )
-    assert game.design.shard_size == 800
-    assert game._most_drawn(SEED) == 2
+    canary = np.zeros(law.audit_dimension)
+    canary[-1] = 1000.0
+    plant = MUTATIONS["a record other than the first in every batch"]
+    message = Design(mechanism=Mechanism(law, 4, clipping=clipping), shard_size=4, canary=canary, plant=plant)
+    prepare = most_drawn("drawn", message, 800, 1000).prepare
+    assert prepare is not None
+    rows = prepare(SEED)[0].worker(True, SEED).shard.rows
+    assert (len(rows), rows[2]) == (800, 0)  # the canary's row stands where the defect draws
 
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
@@ -254,7 +252,7 @@ def test_games_are_played_until_one_refutes_cheap_ones_first() -> None:
 def test_the_command_prints_what_each_game_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     # each defect has a test of its own; the whole list takes minutes
     chosen = [PLANTED[f"{name}: one coordinate without noise"] for name in MUTATED]
-    monkeypatch.setattr(audit_planted, "planted", lambda: chosen)
+    monkeypatch.setattr(audit_module, "planted", lambda: chosen)
     result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
@@ -270,7 +268,7 @@ def test_a_defect_that_is_missed_is_named_and_exits_1_unless_a_reason_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sound = Defect("nothing at all", Mechanism(Gaussian(4.0), 4, sampler=WITH_REPLACEMENT), honest)
-    monkeypatch.setattr(audit_planted, "planted", lambda: [sound])
+    monkeypatch.setattr(audit_module, "planted", lambda: [sound])
     result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
     assert result.exit_code == 1
     assert "NOT REFUTED" in result.stdout

@@ -1,9 +1,16 @@
-"""docs/audit.md and audit-tests.md count what there is: games, mutations and sound mechanisms, each with its row."""
+"""docs/audit.md and audit-tests.md count what there is; many seeds of the sound games, and a false claim among them."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import pytest
+
+from common.mechanism.mechanism import Mechanism
+from common.noise.gaussian import Gaussian
+from experiments.audit import seeds
+from experiments.audit.claims import GdpClaim
 from experiments.audit.defects import MUTATED, MUTATIONS, planted
 from experiments.audit.seeds import sound_battery, sound_mechanisms
 from tests.program_support import ROOT
@@ -41,3 +48,28 @@ def test_each_defect_and_each_game_has_its_row() -> None:
     assert {
         re.sub(r"\bE local", "4 local", row) for row in rows_after("| game | what it looks for |")
     } == played
+
+
+def test_every_sound_mechanism_is_among_the_games() -> None:
+    games = seeds.every_game(200)
+    assert {name.partition(": ")[0] for name in games} == set(sound_mechanisms())
+    assert len(games) == sum(len(sound_battery(recipe, 200)) for recipe in sound_mechanisms().values())
+
+
+def test_a_false_claim_is_counted_and_named() -> None:
+    sound, weak = (sound_battery(Mechanism(Gaussian(z), 4), 400)[0] for z in (1.0, 0.5))
+    games = [sound, replace(weak, name="wrong", claim=GdpClaim(0.1))]
+    one = seeds.play_seed(3, {game.name: game for game in games}, confidence=0.99)
+    assert (one.refuted, one.games, one.nearest[1]) == (["wrong"], 2, "wrong")
+    said: list[str] = []
+    assert seeds.report([one, replace(one, seed=4, refuted=[])], said.append) == 1
+    assert said[0].startswith("seed 3: 2 games, refuted: wrong; nearest ")
+    assert said[-1].startswith("2 seeds: 1 claims refuted")
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--rounds", "5"], ["--confidence", "1"]])
+def test_what_cannot_be_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        seeds.main(words)
+    assert stopped.value.code == 2
+    assert words[0] in capsys.readouterr().err

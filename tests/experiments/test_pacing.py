@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pacing import CASES, RunRow, Simulation, cases_of, main, row_of, simulate_task
-from experiments.unequal import spending, spread
+import mapa
+from experiments.pacing import (
+    CASES,
+    RunRow,
+    Simulation,
+    cases_of,
+    draw,
+    main,
+    row_of,
+    simulate_task,
+    spending,
+    spread,
+)
 from mapa.scenario_files import read_scenario
 
 # 800 records an edge, all in each batch: the accountant has a closed form, and is quick
@@ -63,7 +74,7 @@ def test_unpaced_edges_differ_in_epsilon_and_paced_ones_end_at_the_budget(runs: 
         assert list(row.z) == sorted(row.z)
     assert paced.accuracy != unweighted.accuracy
     # from the events alone, without the statement that the table reads
-    of_events = [edge.last for edge in spending(runs[1], points=1)]
+    of_events = [edge.epsilon[-1] for edge in spending(runs[1], points=1)]
     assert list(paced.epsilon) == pytest.approx(of_events)
 
 
@@ -115,14 +126,32 @@ def test_runs_without_seeds_are_compared_by_their_means() -> None:
     paced = replace(one, case="own pace", paced=True, budget=2.0, epsilon=(1.9, 2.0), accuracy=0.83)
     simulated = replace(one, case="simulated", engine="events", accuracy=0.10)
     unpaced, own, _ = cases_of([one, replace(one, accuracy=0.84), paced, simulated])
-    assert (unpaced.runs, unpaced.accuracy, unpaced.spread) == (2, pytest.approx(0.82), 2.5)
-    assert (own.against, own.points, own.off_budget) == (
-        "one noise",
-        (pytest.approx(1.0),),
-        pytest.approx(0.05),
-    )
-    [again] = [one for one in cases_of([replace(one, seed=1), replace(paced, seed=2)]) if one.against]
-    assert again.points == (pytest.approx(3.0),)
+    assert (unpaced["runs"], unpaced["accuracy"], unpaced["spread"]) == (2, pytest.approx(0.82), 2.5)
+    assert (own["against"], own["points"]) == ("one noise", (pytest.approx(1.0),))
+    assert own["off_budget"] == pytest.approx(0.05)
+    [again] = [one for one in cases_of([replace(one, seed=1), replace(paced, seed=2)]) if one["against"]]
+    assert again["points"] == (pytest.approx(3.0),)
+
+
+@pytest.mark.slow
+def test_the_fastest_of_five_devices_releases_ten_times_as_much_and_pays_for_it(tmp_path: Path) -> None:
+    run = mapa.simulate("unequal-privacy", seed=1, iterations=250, evaluation={"every": 0}, runs_dir=tmp_path)
+    edges = spending(run.path, points=2)
+    assert [one.device for one in edges] == ["speed-1", "speed-2", "speed-4", "speed-8", "speed-10"]
+    counts = [one.releases[-1] for one in edges]
+    assert sum(counts) == 250
+    assert counts == pytest.approx([10, 20, 40, 80, 100], abs=1)
+    spent = [one.epsilon[-1] for one in edges]
+    assert spent == sorted(spent)
+    assert spread(spent) > 2.0
+    assert all(one.epsilon == sorted(one.epsilon) and one.seconds == sorted(one.seconds) for one in edges)
+    drawn = draw({"one noise for all": edges, "again": edges}, tmp_path / "figure")
+    assert "speed-10: 100 releases" in drawn[0].read_text(encoding="utf-8")
+
+
+def test_a_run_without_times_has_no_figure(tmp_path: Path) -> None:
+    run = mapa.simulate("quickstart", seed=1, iterations=5, runs_dir=tmp_path)
+    assert main([str(run.path), "--figure", str(tmp_path / "figure")]) == 2
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from common.errors import ConfigurationError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
 from experiments import harness
+from experiments.audit.battery import scenario_games
 from experiments.audit.claims import GdpClaim
-from experiments.audit.game import Finding, Playable
+from experiments.audit.game import Finding, Game
 from experiments.audit.one_run import OneRun
-from experiments.audit.subject import scenario_games
 from experiments.commands import audit as audit_command
 from experiments.harness import Done
-from experiments.reference import audited, reference
-from experiments.reference import table as overview
+from experiments.reference import audited
+from experiments.reference import table as reference_table
 from experiments.reference.audited import (
     Audit,
     Audited,
@@ -45,10 +46,10 @@ from experiments.reference.cells import (
     read_choices,
     write_choices,
 )
-from experiments.reference.reference import ReferenceOrder, make_table
-from experiments.reference.table import Row, markdown, read_rows, write_values
+from experiments.reference.table import ReferenceOrder, Row, make_table, markdown, read_rows, write_values
+from experiments.reproduce import results_page
 from mapa.cli import build
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.mechanism_support import NORMALISED, POISSON, work_of
 
 ROW = Row(
@@ -171,30 +172,6 @@ def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
     assert "`theirs` (another lab)" in text
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "words"),
-    [
-        ("accuracy", "1.2", "accuracy = 1.2: must be from 0 to 1"),
-        ("accuracy", "nan", "accuracy = nan"),
-        ("edges", "five", "edges = 'five': not int"),
-        ("stated_epsilon", "-1", "stated_epsilon = -1.0"),
-        ("stated_epsilon", "inf", "stated_epsilon = inf"),
-        ("by", "\x1b[31m", "not printable"),
-    ],
-)
-def test_a_wrong_row_of_somebody_else_is_named(tmp_path: Path, column: str, value: str, words: str) -> None:
-    path = tmp_path / "rows.csv"
-    values = {**{key: str(v) for key, v in asdict(ROW).items()}, column: value}
-    path.write_text(",".join(values) + "\n" + ",".join(values.values()) + "\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError) as caught:
-        read_rows(path)
-    assert words in str(caught.value)
-    assert "line 2" in str(caught.value)
-    path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="the columns must be"):
-        read_rows(path)
-
-
 @pytest.mark.slow
 def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     order = ReferenceOrder(
@@ -223,7 +200,7 @@ def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_cell_without_a_choice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CHOICES", tmp_path / "absent.toml")
+    monkeypatch.setattr(reference_table, "CHOICES", tmp_path / "absent.toml")
     with pytest.raises(ConfigurationError, match="run it with --tune first"):
         make_table(ReferenceOrder(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuned"]))
 
@@ -236,23 +213,23 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
     free.append(replace(free[0], epsilon=1.0, accuracy=0.9))
     uneven = replace(ROW, links="heterogeneous", edges=20, accuracy=0.5)
     rows = [*seeds, *free, uneven]
-    assert "virtual s, K = 5" in overview.every_method(rows, overview.EVEN).splitlines()[0]
-    assert overview.every_method(rows, overview.EVEN).splitlines()[2:] == [
+    assert "virtual s, K = 5" in results_page.every_method(rows, results_page.EVEN).splitlines()[0]
+    assert results_page.every_method(rows, results_page.EVEN).splitlines()[2:] == [
         "| `tuning-free` | 97.80 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
         "| `tuned` | 98.00 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
     ]
     assert (
-        overview.every_method([*rows, ROW], overview.UNEVEN)
+        results_page.every_method([*rows, ROW], results_page.UNEVEN)
         .splitlines()[0]
         .startswith("|  | MNIST, K = 20 |")
     )
-    assert overview.every_budget(rows, overview.EVEN).splitlines() == [
+    assert results_page.every_budget(rows, results_page.EVEN).splitlines() == [
         "| accuracy in % | method | ε = 1 | ε = 3 |",
         "|---|---|---|---|",
         "| MNIST, K = 5 | `tuning-free` | 90.00 | 97.80 ± 1.00 |",
     ]
-    assert overview.in_short(rows).splitlines()[2:] == ["| `tuning-free` | 97.8 |", "| `tuned` | 98.0 |"]
-    said = overview.behind(rows, "tuning-free")
+    assert results_page.in_short(rows).splitlines()[2:] == ["| `tuning-free` | 97.8 |", "| `tuned` | 98.0 |"]
+    said = results_page.behind(rows, "tuning-free")
     assert said == "`tuning-free` is 0.20 points behind `tuned` on average over 1 cells, 0.20 at most."
 
 
@@ -293,7 +270,7 @@ class ClaimedGame:
         raise NotImplementedError
 
 
-def without_battery(world: World, **how: Any) -> list[Playable]:
+def without_battery(world: World, **how: Any) -> list[Game]:
     """The scenario's own releases: the battery is the same for all scenarios, and has tests of its own."""
     games = scenario_games(world, **how)
     return games[: 2 if world.scenario.work.releases() > 1 else 1]
@@ -401,20 +378,28 @@ def test_what_is_refuted_is_named_in_the_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("kind", "old", "new", "words"),
     [
-        ("mechanism,", "release,", "the columns must be mechanism,methods,"),
-        (",0.371,", ",nan,", "line 2: at_least = nan: must be at least 0"),
-        (",0.371,", ",-1,", "line 2: at_least = -1.0: must be at least 0"),
-        (",none,", ",none,none,", "line 2: must have 22 values"),
+        (Row, ",0.98,", ",1.2,", "line 2: accuracy = 1.2: must be from 0 to 1"),
+        (Row, ",0.98,", ",nan,", "line 2: accuracy = nan"),
+        (Row, ",5,", ",five,", "line 2: edges = 'five': not int"),
+        (Row, ",2.99,", ",-1,", "line 2: stated_epsilon = -1.0: must be at least 0"),
+        (Row, ",2.99,", ",inf,", "line 2: stated_epsilon = inf"),
+        (Row, "this project", "\x1b[31m", "line 2: by: not printable"),
+        (Row, "data,", "set,", "the columns must be data,edges,"),
+        (Audited, "mechanism,", "release,", "the columns must be mechanism,methods,"),
+        (Audited, ",0.371,", ",nan,", "line 2: at_least = nan: must be at least 0"),
+        (Audited, ",0.371,", ",-1,", "line 2: at_least = -1.0: must be at least 0"),
+        (Audited, ",none,", ",none,none,", "line 2: must have 22 values"),
     ],
 )
-def test_a_wrong_file_of_audits_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
-    path = tmp_path / "audited.csv"
-    write_values(path, Audited, [AUDITED])
+def test_a_wrong_row_of_somebody_else_is_named(
+    tmp_path: Path, kind: type[Row | Audited], old: str, new: str, words: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    write_values(path, kind, [ROW if kind is Row else AUDITED])
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    with pytest.raises(ConfigurationError) as caught:
-        read_audited(path)
-    assert words in str(caught.value)
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        (read_rows if kind is Row else read_audited)(path)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from experiments.reproduce import plots
-from experiments.reproduce.catalogue import Point, catalogue
+from experiments.reproduce.catalogue import FigurePoint, Result, Results, catalogue
+from experiments.reproduce.claims import Case, FigureClaim, Judged, Judgement, Verdict
 from experiments.reproduce.plots import (
     draw_convergence,
     draw_norms,
@@ -30,26 +31,24 @@ from experiments.reproduce.report import (
     rows_of,
     write_report,
 )
-from experiments.reproduce.results import Result, Results
-from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
 from mapa import figures
 from tests.reproduce_support import points as points_of
 from tests.reproduce_support import result_of
 
 
-def points(name: str, size: str = "quick") -> list[Point]:
+def points(name: str, size: str = "quick") -> list[FigurePoint]:
     return points_of(size, name)
 
 
-def result(point: Point, **fields: Any) -> Result:
+def result(point: FigurePoint, **fields: Any) -> Result:
     return result_of(point, **{"t": [10, 20], "accuracy": [0.5, 0.6], "loss": [1.0, 0.9], **fields})
 
 
-def results_of(some: Sequence[Point], make: Callable[[Point], Result]) -> Results:
+def results_of(some: Sequence[FigurePoint], make: Callable[[FigurePoint], Result]) -> Results:
     return Results(some, {point.key: make(point) for point in some})
 
 
-def twice(some: Sequence[Point]) -> list[Point]:
+def twice(some: Sequence[FigurePoint]) -> list[FigurePoint]:
     """Return the points with a second seed."""
     return [*some, *(replace(point, seed=1, updates=(1,)) for point in some)]
 
@@ -76,7 +75,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]
 # -- pictures -----------------------------------------------------------------------------------------
 
 
-def diverging(point: Point) -> Result:
+def diverging(point: FigurePoint) -> Result:
     """Return a run of five evaluations, but of two with the second seed."""
     norms = {"t": [1.0, 40.0], "mean": [2.0, 1.0], "low": [1.0, 0.5], "high": [3.0, 2.0]}
     whole = result(
@@ -127,7 +126,7 @@ def test_seeds_that_converge_have_bars_and_one_that_does_not_makes_it_hollow(
 ) -> None:
     times = list(range(100, 1100, 100))
 
-    def run(point: Point) -> Result:
+    def run(point: FigurePoint) -> Result:
         late = 3 if point.seed else 1
         never = point.x == 100 and point.seed == 1
         loss = [9.0] * 10 if never else [9.0] * late + [0.0] * (10 - late)
@@ -148,7 +147,7 @@ def test_seeds_that_converge_have_bars_and_one_that_does_not_makes_it_hollow(
 def test_a_straggler_point_that_a_seed_never_reached_is_not_drawn_as_reached(
     drawn: Callable[..., Any],
 ) -> None:
-    def run(point: Point) -> Result:
+    def run(point: FigurePoint) -> Result:
         last = 0.9 if point.x != 10 or point.seed == 0 else 0.8
         return result(point, accuracy=[0.5, last], seconds=[1.0, 2.0 + point.seed])
 
@@ -253,7 +252,7 @@ def test_a_verdict_shows_its_summary_and_unfolds_its_cases_failed_ones_first(tmp
     assert ".undecided {" in page
 
 
-def test_the_page_counts_its_verdicts_and_links_claims_and_sections(tmp_path: Path) -> None:
+def test_the_page_counts_its_verdicts_links_claims_and_says_what_made_it(tmp_path: Path) -> None:
     told = [
         judged("a", Verdict.PARTLY, True, False),
         judged("b", Verdict.REPRODUCED, True),
@@ -264,9 +263,12 @@ def test_the_page_counts_its_verdicts_and_links_claims_and_sections(tmp_path: Pa
     ]
     words = "The paper's claims: 2 reproduced, 1 partly. Our own questions: 2 hold, 1 does not hold."
     assert counted(told) == words
-    page = page_of(tmp_path, told)
+    page = page_of(tmp_path, told, made_with="mapa 9.9, commit abc, changed")
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert words.replace("'", "&#x27;") in page
-    assert words in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert words in text
+    assert "<code>mapa reproduce</code> (mapa 9.9, commit abc, changed) in 1 s" in page
+    assert "(mapa 9.9, commit abc, changed)" in text
     assert "<a href='#accuracy'>Say a.</a>" in page
     assert "Claims: <a href='#claim-0'>a</a> (partly), <a href='#claim-1'>b</a> (reproduced)" in page
     for anchor in ("verdicts", "conventions", "accuracy", "norms", "claim-0"):
@@ -274,8 +276,12 @@ def test_the_page_counts_its_verdicts_and_links_claims_and_sections(tmp_path: Pa
         assert f"href='#{anchor}'" in page
 
 
-def test_the_page_is_readable_without_pictures_on_a_small_screen_and_without_scripts(tmp_path: Path) -> None:
+def test_the_page_needs_no_pictures_wide_screen_or_scripts_and_names_explanations(tmp_path: Path) -> None:
     page = page_of(tmp_path, [judged("a", Verdict.PARTLY, True, False)])
+    assert "not tested" in EXPLANATION
+    assert f"<th scope='col'>{EXPLANATION}</th>" in page
+    assert "<td>by <code>luck</code></td>" in page
+    assert EXPLANATION.lower() in (tmp_path / "tables" / "verdicts.csv").read_text(encoding="utf-8")
     assert "alt='Figure: Accuracy against ε. The table below has its numbers.'" in page
     assert "name='viewport'" in page
     assert page.count("<table") == page.count("<div class='wide'><table") == 2
@@ -283,22 +289,10 @@ def test_the_page_is_readable_without_pictures_on_a_small_screen_and_without_scr
     assert "loading=" not in page
 
 
-def test_an_explanation_is_headed_as_what_it_is(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [judged("a", Verdict.PARTLY, True, False)])
-    assert "not tested" in EXPLANATION
-    assert f"<th scope='col'>{EXPLANATION}</th>" in page
-    assert "<td>by <code>luck</code></td>" in page
-    assert EXPLANATION.lower() in (tmp_path / "tables" / "verdicts.csv").read_text(encoding="utf-8")
-
-
-def test_the_page_says_what_it_was_made_with(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [], made_with="mapa 9.9, commit abc, changed")
-    assert "<code>mapa reproduce</code> (mapa 9.9, commit abc, changed) in 1 s" in page
-    assert "(mapa 9.9, commit abc, changed)" in (tmp_path / "report.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_a_checkout_is_named_by_its_commit_and_whether_it_changed(tmp_path: Path) -> None:
+def test_a_checkout_is_named_by_its_commit_and_whether_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*words: str) -> str:
         given = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         command = ["git", "-C", str(tmp_path), *given, *words]
@@ -317,14 +311,8 @@ def test_a_checkout_is_named_by_its_commit_and_whether_it_changed(tmp_path: Path
     assert made_with(tmp_path).endswith(", changed")
     (tmp_path / "inside").mkdir()
     assert made_with(tmp_path / "inside") == version  # somebody else's repository around it
-
-
-def test_where_git_is_absent_the_version_stands_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "commit" not in made_with(tmp_path)
+    assert made_with(tmp_path) == version  # no git
 
 
 def test_conventions_say_what_was_taken() -> None:

@@ -14,13 +14,21 @@ import pytest
 from common.errors import ConfigurationError
 from experiments.commands.reproduce import reproduce_command
 from experiments.harness import UnfinishedError, deviation, percent
-from experiments.reproduce.catalogue import SIZES, Point, catalogue, data_set
+from experiments.reproduce.catalogue import (
+    SIZES,
+    WINDOW,
+    FigurePoint,
+    Result,
+    Results,
+    catalogue,
+    data_set,
+    result_cache,
+)
+from experiments.reproduce.claims import claims
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import WINDOW, Result, Results, result_cache
 from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
-from experiments.reproduce.verdicts import claims
 from mapa.cli import build
-from mapa.recording import privacy_of
+from mapa.releases import privacy_of
 from mapa.scenario_files import load_scenario
 from mapa.scenario_patterns import line_names
 from mapa.simulation.delays import drawn_trips
@@ -92,7 +100,7 @@ def test_the_command_of_a_point_runs_the_very_scenario_of_the_point() -> None:
         assert scenario.digest == point.scenario.digest
 
 
-def printed_by(point: Point, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+def printed_by(point: FigurePoint, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     """Run the command of a point as it is printed, and return its JSON."""
     _, command, *words = shlex.split(point.command)
     with pytest.raises(SystemExit) as end:
@@ -167,7 +175,7 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
     some = [p for p in points("tiny", "bounds") if p.line.startswith("bounds-lr-mnist")]
     assert len(some) == 4
 
-    def run(some: Sequence[Point]) -> list[Result]:
+    def run(some: Sequence[FigurePoint]) -> list[Result]:
         return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE))]
 
     assert run(some) == [run([point])[0] for point in some]
@@ -237,7 +245,7 @@ def test_no_run_of_a_total_budget_spends_more_than_it() -> None:
 def test_a_round_of_one_edge_is_csgd() -> None:
     world = small_world(algorithm={"name": "csgd"}, delays={"kind": "constant"}, edges=1)
     alone = simulate(world).tally.evaluations
-    rounds = simulate_synchronously(world).evaluations
+    rounds = simulate_synchronously(world).tally.evaluations
     assert [e.updates for e in rounds] == [e.updates for e in alone] == [0, 20, 40, 60]
     for ours, theirs in zip(rounds, alone, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
@@ -248,7 +256,7 @@ def test_a_round_takes_as_long_as_its_slowest_edge() -> None:
     delays = {"kind": "lognormal", "speeds": [1.0, 1.0, 1.0, 0.05]}
     world = small_world(delays=delays)
     outcome = simulate_synchronously(world)
-    assert outcome.rounds == 15  # 60 gradients of 4 edges
+    assert outcome.tally.updates == 60  # 15 rounds of 4 edges
     trip = drawn_trips(world.scenario.delays, world.streams)
     expected = sum(max(sum(trip(k, r)) for k in range(4)) for r in range(1, 16))
     assert outcome.seconds[-1] == pytest.approx(expected)

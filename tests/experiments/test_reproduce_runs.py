@@ -28,10 +28,9 @@ from experiments.commands.reproduce import reproduce_command
 from experiments.harness import Done, ResultCache
 from experiments.reproduce import catalogue as catalogue_module
 from experiments.reproduce import reproduction, runs
-from experiments.reproduce.catalogue import FORMAT
+from experiments.reproduce.catalogue import FORMAT, Result, Results, result_cache
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import Result, Results, result_cache
 from experiments.reproduce.runs import LiveRunError, live_command, run_live
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.reproduce.catalogue import Point, all_points, catalogue
-from experiments.reproduce.judges import TARGET
-from experiments.reproduce.results import Results
-from experiments.reproduce.verdicts import (
+from experiments.reproduce.catalogue import FigurePoint, Results, all_points, catalogue
+from experiments.reproduce.claims import (
+    TARGET,
     Case,
     Judgement,
     Verdict,
@@ -52,17 +51,25 @@ def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
     assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
 
 
-def test_seeds_decide_how_near_is_too_near() -> None:
-    assert ahead([0.9], [0.88]) is True
-    assert ahead([0.9], [0.89]) is None  # one seed says nothing of a point
-    assert ahead([0.9], [0.91]) is False
-    sharp, blunt = [0.900, 0.901, 0.899], [0.90, 0.93, 0.87]
-    assert ahead(sharp, [0.89, 0.891, 0.889]) is True
-    assert ahead(blunt, [0.89, 0.92, 0.86]) is None
-    assert not_behind(sharp, [0.91, 0.911, 0.909]) is True
-    assert not_behind(sharp, [0.93, 0.931, 0.929]) is False
-    assert alike([sharp, [0.95, 0.951, 0.949]], 0.03) is False
-    assert alike([[0.9], [0.87]], 0.03) is None
+SHARP, BLUNT = [0.900, 0.901, 0.899], [0.90, 0.93, 0.87]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (ahead([0.9], [0.88]), True),
+        (ahead([0.9], [0.89]), None),  # one seed says nothing of a point
+        (ahead([0.9], [0.91]), False),
+        (ahead(SHARP, [0.89, 0.891, 0.889]), True),
+        (ahead(BLUNT, [0.89, 0.92, 0.86]), None),
+        (not_behind(SHARP, [0.91, 0.911, 0.909]), True),
+        (not_behind(SHARP, [0.93, 0.931, 0.929]), False),
+        (alike([SHARP, [0.95, 0.951, 0.949]], 0.03), False),
+        (alike([[0.9], [0.87]], 0.03), None),
+    ],
+)
+def test_seeds_decide_how_near_is_too_near(told: bool | None, expected: bool | None) -> None:
+    assert told is expected
 
 
 def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
@@ -177,7 +184,7 @@ def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -
 # -- convergence --------------------------------------------------------------------------------------
 
 
-def converging(reached: Callable[[Point], int | None], panel: str = "lr-mnist") -> Results:
+def converging(reached: Callable[[FigurePoint], int | None], panel: str = "lr-mnist") -> Results:
     """Return results whose loss falls to 0 so that a window of five evaluations ends there."""
     some = points("quick", "convergence")
     found = {}
@@ -204,21 +211,18 @@ def test_a_factor_that_is_nowhere_near_is_not_reproduced() -> None:
     assert found.explain
 
 
-def test_being_slower_at_any_number_of_edges_counts() -> None:
-    found = judged(
-        "faster than AUDP",
-        converging(
-            lambda p: 2000 if p.variant == "mapa" and p.x == 1000 else 600 if p.variant == "mapa" else 1500
-        ),
-    )
-    assert [case.holds for case in found.cases] == [True, True, False]
-
-
-def test_counts_that_hardly_differ_are_not_told_apart() -> None:
-    found = judged(
-        "faster than fair AUDP", converging(lambda p: 1000 if p.variant == "mapa" else 1050 // 100 * 100)
-    )
-    assert {case.holds for case in found.cases} == {None}
+@pytest.mark.parametrize(
+    ("claim", "mapa", "rival", "holds"),
+    [
+        ("faster than AUDP", lambda x: 2000 if x == 1000 else 600, 1500, [True, True, False]),
+        ("faster than fair AUDP", lambda x: 1000, 1000, [None] * 3),  # noqa: ARG005 - not told apart
+    ],
+)
+def test_every_number_of_edges_counts_and_near_counts_are_not_told_apart(
+    claim: str, mapa: Callable[[float], int], rival: int, holds: list[bool | None]
+) -> None:
+    found = judged(claim, converging(lambda p: mapa(p.x or 0) if p.variant == "mapa" else rival))
+    assert [case.holds for case in found.cases] == holds
 
 
 def test_a_count_at_the_first_window_is_an_upper_bound() -> None:
@@ -245,28 +249,20 @@ def test_the_caption_s_threshold_is_judged_where_it_is_reached() -> None:
 # -- the testbed, and stragglers ----------------------------------------------------------------------
 
 
-def test_models_that_learned_nothing_are_not_called_robust() -> None:
-    some = points("tiny", "sensitivity")
-    assert judged("robust", made_up(lambda p: {"mapa": 0.1}.get(p.variant), some)).verdict is Verdict.NOT_RUN
-    assert (
-        judged("robust", made_up(lambda p: {"mapa": 0.9}.get(p.variant), some)).verdict is Verdict.REPRODUCED
-    )
-
-
-def test_being_ahead_of_guessing_by_guessing_decides_nothing() -> None:
-    some = points("quick", "testbed")
-    assert (
-        judged(
-            "testbed: above ASGD", made_up(lambda p: {"mapa": 0.2, "asgd": 0.1}.get(p.variant), some)
-        ).verdict
-        is Verdict.UNDECIDED
-    )
-    assert (
-        judged(
-            "testbed: above ASGD", made_up(lambda p: {"mapa": 0.8, "asgd": 0.1}.get(p.variant), some)
-        ).verdict
-        is Verdict.REPRODUCED
-    )
+@pytest.mark.parametrize(
+    ("claim", "size", "experiment", "mapa", "verdict"),
+    [
+        ("robust", "tiny", "sensitivity", 0.1, Verdict.NOT_RUN),  # nothing learned is not called robust
+        ("robust", "tiny", "sensitivity", 0.9, Verdict.REPRODUCED),
+        ("testbed: above ASGD", "quick", "testbed", 0.2, Verdict.UNDECIDED),  # both guess
+        ("testbed: above ASGD", "quick", "testbed", 0.8, Verdict.REPRODUCED),
+    ],
+)
+def test_models_that_learned_nothing_decide_nothing(
+    claim: str, size: str, experiment: str, mapa: float, verdict: Verdict
+) -> None:
+    results = made_up(lambda p: {"mapa": mapa, "asgd": 0.1}.get(p.variant), points(size, experiment))
+    assert judged(claim, results).verdict is verdict
 
 
 def test_a_synchronous_twin_that_never_gets_there_is_slower() -> None:

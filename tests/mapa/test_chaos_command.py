@@ -65,8 +65,9 @@ def test_containers_have_each_fault_at_its_t_until_the_cloud_has_ended(
     stack = SimpleNamespace(
         container=lambda _: cloud,
         containers=lambda _: [],
-        start_fault=lambda kind, name: log.append(f"{tail.updates}: {kind.value} {name}"),
-        end_fault=lambda _, name: log.append(f"{tail.updates}: {name} is back"),
+        fault=lambda kind, name, on: log.append(
+            f"{tail.updates}: {kind.value} {name}" if on else f"{tail.updates}: {name} is back"
+        ),
     )
     run = SimpleNamespace(stack=stack, tail=tail, scale=lambda edges: log.append(f"scale {edges}"))
     texts = (

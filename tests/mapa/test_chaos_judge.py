@@ -41,7 +41,7 @@ def test_a_gradient_applied_twice_is_seen_wherever_it_is(which: int, where: int)
     found = sound()
     order = list(found.applied)
     order.insert(where, order[which])
-    doubled = [replace(one, t=t) for t, one in enumerate(order[:T], start=1)]
+    doubled = [one._replace(t=t) for t, one in enumerate(order[:T], start=1)]
     if len({(one.edge_id, one.sequence) for one in doubled}) == T:
         return  # the copy fell off the end
     assert any("applied twice" in line for line in verdict(replace(found, applied=doubled)))
@@ -51,7 +51,7 @@ def test_a_gradient_applied_twice_is_seen_wherever_it_is(which: int, where: int)
 def test_a_lost_update_is_seen_wherever_it_is(which: int) -> None:
     found = sound()
     left = [*found.applied[:which], *found.applied[which + 1 :]]
-    lost = [replace(one, t=t) for t, one in enumerate(left, start=1)]
+    lost = [one._replace(t=t) for t, one in enumerate(left, start=1)]
     wrong = verdict(replace(found, applied=lost, iterations=T - 1, updates=T - 1, newest=T - 1))
     last = which >= T - 2  # nothing of its edge follows: by the records it was never released
     assert bool(wrong) != last, wrong
@@ -65,7 +65,7 @@ DOCTORED: dict[str, tuple[Callable[[Evidence], Evidence], str]] = {
     "a time twice": (lambda e: replace(e, applied=[*e.applied[:-1], e.applied[0]]), "events:"),
     "sequences fall": (
         lambda e: replace(
-            e, applied=[replace(e.applied[2], t=1), *e.applied[1:2], replace(e.applied[0], t=3)]
+            e, applied=[e.applied[2]._replace(t=1), *e.applied[1:2], e.applied[0]._replace(t=3)]
         ),
         "was applied after",
     ),
@@ -99,7 +99,7 @@ def test_the_judge_sees_what_is_doctored(name: str) -> None:
 def test_a_sequence_that_was_refused_for_good_is_not_lost() -> None:
     found = sound()
     applied = [
-        replace(one, sequence=one.sequence + (one.edge_id == "edge-0" and one.sequence > 5))
+        one._replace(sequence=one.sequence + (one.edge_id == "edge-0" and one.sequence > 5))
         for one in found.applied
     ]
     assert any("was lost" in line for line in verdict(replace(found, applied=applied)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from common.noise.gamma_norm import GammaNorm
 from common.quantities import EdgeId, RunId
 from edge.ledger import Account, ShardIdentity, Standing
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import StateDirectory, take_slot
-from tests.mechanism_support import POISSON, SHUFFLED
+from edge.state_directory import StateDirectory
+from tests.mechanism_support import POISSON, SHUFFLED, work_of
 from tests.program_support import Done, Mapa
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")
@@ -82,6 +84,19 @@ def test_what_was_made_is_charged_past_the_budget_too_but_only_with_a_second_wor
     assert standing(tmp_path).charges == cap + 7
 
 
+def test_local_steps_are_each_charged_and_each_held_against_the_budget(tmp_path: Path, mapa: Mapa) -> None:
+    local = ReleaseKind(Mechanism(GammaNorm(0.1), 64, work=work_of(5)), 800)
+    budget = Budget(0.5, 1e-5)
+    cap = max_charges(budget, local)
+    write(tmp_path, 3, replace(account(budget), kind=local))
+    done = charge(mapa, tmp_path, 4)
+    assert (done.code, "charges 15 -> 20" in done.out) == (0, True)
+    over = cap // 5 + 1
+    done = charge(mapa, tmp_path, over)
+    assert (done.code, f"{5 * over} charges pass the budget, which permits {cap}" in done.err) == (2, True)
+    assert standing(tmp_path).charges == 20
+
+
 def test_an_absurd_number_needs_a_second_word(tmp_path: Path, mapa: Mapa) -> None:
     write(tmp_path, 3)
     done = charge(mapa, tmp_path, 10**9)
@@ -122,11 +137,8 @@ def test_a_state_directory_without_ledgers_or_with_one_twice_is_refused(tmp_path
 
 def test_a_living_edge_is_not_charged(tmp_path: Path, mapa: Mapa) -> None:
     write(tmp_path, 3)
-    slot = take_slot(tmp_path)
-    try:
+    with closing(StateDirectory(tmp_path)) as state, closing(state.take()):
         done = charge(mapa, tmp_path, 9)
-    finally:
-        slot.close()
     assert (done.code, "its process is alive" in done.err) == (2, True)
     assert standing(tmp_path).charges == 3
 
@@ -138,15 +150,9 @@ def test_nothing_is_charged_while_an_edge_beside_it_spends_a_budget_on_the_same_
     shared = ShardIdentity("d" * 64, "shared K=5 seed=0", 0, disjoint=False)
     write(tmp_path, 3, account(Budget(2.0, 1e-5), shared))
     write(tmp_path, 0, account(None, shared), slot="1", edge=EdgeId("edge-b"))
-    first, sibling = take_slot(tmp_path), take_slot(tmp_path)
-    first.close()
-    book = StateDirectory(tmp_path)
-    try:
-        book.claims_of("1").claim(account(None, shared), budgeted=True, replace_budget=False)
+    with closing(StateDirectory(tmp_path)) as state, closing(state.take(["1"])) as sibling:
+        sibling.claim(account(None, shared), budgeted=True, replace_budget=False)
         done = charge(mapa, tmp_path, 9)
-    finally:
-        book.close()
-        sibling.close()
     assert (done.code, "the edge in slot '1'" in done.err) == (2, True)
     assert standing(tmp_path).charges == 3
     assert charge(mapa, tmp_path, 9).code == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import tomllib
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from cloud.stages import planned_stages
+from common.problem import Problem, SensitivityRule
 from common.scenario.scenario import parse_scenario
-from mapa.command_help import HELP
+from mapa.cli import COMMANDS, example
 from mapa.reference import commands
 from mapa.scenario_files import load_scenario, shipped_names
 from mapa.scenario_patterns import about_line, line_names
@@ -30,10 +31,10 @@ iterations = 30
 batch_size = 4
 seed = 1
 [data]
-set = "experiments.examples.custom:TwoBlobs"
+set = "experiments.examples.own:TwoRings"
 sampler = "with-replacement"
 [model]
-name = "experiments.examples.custom:HuberHinge"
+name = "experiments.examples.own:SquaredHinge"
 [algorithm]
 smoothness = 8.0
 sigma = 4.2
@@ -55,65 +56,36 @@ def scenario(tmp_path: Path) -> str:
 # -- schedule ---------------------------------------------------------------------------------------------
 
 
-def by_hand(
-    *,
-    moment: float,
-    first: float,
-    b: int,
-    sigma: float,
-    level: float,
-    theta: float,
-    tau: int,
-    gap: float,
-    total: int,
-) -> list[dict[str, float]]:
-    rows, start, sensitivity = [], 1, first
-    while start <= total:
-        variance = sigma**2 / b + sensitivity**2 * moment
-        p_raw = 8 * variance / ((tau + 1) * b**2 * sensitivity**2 * theta**2)
-        p = max(p_raw, 1)
-        length_raw = 4 * p**2 * level * (tau + 1) ** 2 * gap / variance
-        values = (
-            len(rows) + 1,
-            sensitivity,
-            b * sensitivity / 2,
-            variance,
-            p_raw,
-            p,
-            1 / (2 * p * level * (tau + 1)),
-            length_raw,
-            max(1, math.ceil(length_raw)),
-            start,
-        )
-        rows.append(dict(zip(KEYS, values, strict=True)))
-        start += rows[-1]["length"]
-        sensitivity *= theta
-    return rows
-
-
 PAPER: dict[str, Any] = {
-    "b": 12,
-    "sigma": 30,
-    "level": 10,
+    "batch_size": 12,
+    "sigma": 30.0,
+    "smoothness": 10.0,
+    "delta": 1e-3,
     "theta": 0.5,
-    "tau": 5,
-    "gap": 2.302585,
-    "total": 25000,
+    "tau_max": 5,
+    "loss_gap": 2.302585,
+    "iterations": 25000,
 }
-FIRST = 2 * 30 / (12 * math.sqrt(1 - math.sqrt(1 - 1e-3)))
 BARE = EXAMPLE.replace("--epsilon 0.1 ", "").split()
+CLAMPED = "--epsilon 100 --first-clip 600 --tau-max 50 --sigma 0.5"
 
 
-def assert_rows(rows: list[dict[str, Any]], wanted: list[dict[str, float]]) -> None:
-    assert [list(row) for row in rows] == [KEYS] * len(wanted)
-    for row, values in zip(rows, wanted, strict=True):
-        assert row == pytest.approx(values, rel=1e-9)
-        assert all(isinstance(row[key], int) for key in ("stage", "length", "start"))
+def planned(moment: float, **changes: Any) -> list[Any]:
+    """Return what the command must print; tests/paper checks the stages themselves."""
+    values = {**PAPER, **changes}
+    return [
+        pytest.approx(
+            {"stage": stage.index, **{key: getattr(stage, key) for key in KEYS[1:-1]}, "start": start}
+        )
+        for start, stage in planned_stages(moment, Problem(**values))
+    ]
 
 
 def test_the_documented_schedule(mapa: Mapa) -> None:
     rows = mapa.rows(*EXAMPLE.split())
-    assert_rows(rows, by_hand(moment=2 / 0.1**2, first=FIRST, **PAPER))
+    assert rows == planned(2 / 0.1**2)
+    assert [list(row) for row in rows] == [KEYS] * len(rows)
+    assert all(isinstance(row[key], int) for row in rows for key in ("stage", "length", "start"))
     assert rows[0]["sensitivity"] == pytest.approx(223.57883816103106, rel=1e-12)
     assert len(rows) > 1
 
@@ -128,24 +100,18 @@ def test_the_documented_schedule(mapa: Mapa) -> None:
     ],
 )
 def test_the_noisiest_edge_decides_in_every_law(mapa: Mapa, options: str, moment: float) -> None:
-    assert_rows(mapa.rows(*BARE, *options.split()), by_hand(moment=moment, first=FIRST, **PAPER))
+    assert mapa.rows(*BARE, *options.split()) == planned(moment)
 
 
-def test_a_first_clipping_bound_and_a_clamped_p(mapa: Mapa) -> None:
-    options = ["--epsilon", "100", "--first-clip", "600", "--tau-max", "50", "--sigma", "0.5"]
-    rows = mapa.rows(*BARE, *options)
-    changed = {**PAPER, "tau": 50, "sigma": 0.5}
-    assert_rows(rows, by_hand(moment=2 / 100**2, first=100.0, **changed))
-    assert rows[0]["p_raw"] < 1
-    assert rows[0]["p"] == 1
-
-
-def test_the_tables_rule_by_name(mapa: Mapa) -> None:
-    words = "--epsilon 100 --first-clip 600 --tau-max 50 --sigma 0.5 --loss-gap 0.001"
-    options = words.split()
-    theta, table = mapa.rows(*BARE, *options), mapa.rows(*BARE, *options, "--rule", "table")
-    shrunk = 2 * math.sqrt(2 * table[0]["variance"] / 51) / 12
-    assert table[1]["sensitivity"] == pytest.approx(shrunk, rel=1e-9)
+def test_a_first_clipping_bound_a_clamped_p_and_the_tables_rule_by_name(mapa: Mapa) -> None:
+    rows = mapa.rows(*BARE, *CLAMPED.split())
+    clamped = {"tau_max": 50, "sigma": 0.5, "first_clip": 600.0}
+    assert rows == planned(2 / 100**2, **clamped)
+    assert rows[0]["p_raw"] < rows[0]["p"] == 1
+    theta, table = (
+        mapa.rows(*BARE, *CLAMPED.split(), "--loss-gap", "0.001", "--rule", r) for r in ("theta", "table")
+    )
+    assert table == planned(2 / 100**2, **clamped, loss_gap=0.001, rule=SensitivityRule.TABLE)
     assert table[1]["sensitivity"] < theta[1]["sensitivity"]
 
 
@@ -397,7 +363,7 @@ def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
 
 def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
     found = commands()
-    assert {name or "mapa" for name in found} == set(HELP)
+    assert set(found) == {"", *COMMANDS}
     for name, command in found.items():
         assert command.epilog.startswith("Example: mapa "), name
         assert "Exit codes: 0 " in command.epilog
@@ -406,7 +372,7 @@ def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
 
 def test_every_example_is_taken_by_its_command() -> None:
     for name, command in commands().items():
-        words = shlex.split(HELP[name or "mapa"][0])
+        words = shlex.split(example(name))
         assert words[0] == "mapa"
         if hasattr(command, "commands"):  # of a group: the example of one of its commands
             assert words[1] in {*command.commands, name}

@@ -48,15 +48,8 @@ class Shell:
 
 @pytest.fixture
 def tab(mapa: Mapa, tmp_path: Path) -> Shell:
-    for name in (
-        "quick-1",
-        "quick-2",
-        "slow-3",
-        "$(touch hacked)",
-        "`touch hacked`",
-        "a;touch hacked",
-        "-rf",
-    ):
+    hostile = ("$(touch hacked)", "`touch hacked`", "a;touch hacked", "-rf")
+    for name in ("quick-1", "quick-2", "slow-3", *hostile):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "manifest.json").write_text("{}")
     (tmp_path / "runs" / "no-run").mkdir()

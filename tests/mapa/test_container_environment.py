@@ -14,13 +14,13 @@ import typer
 
 from common import health
 from common.errors import ConfigurationError
-from common.records.reader import Tail
-from common.transport.channel import MemoryBroker
-from mapa import container, option_variables
+from mapa import container, processes
 from mapa.cli import build
-from mapa.commands.scenario_options import ScenarioOptions
+from mapa.commands.options import ScenarioOptions
 from mapa.container import service
+from mapa.runs import NewRun
 from mapa.scenario_files import data_set_of, load_scenario
+from tests.memory_broker import MemoryBroker
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,8 +45,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     def start(name: str, environ: dict[str, str]) -> dict[str, Any]:
         with monkeypatch.context() as patch:
-            for known in (*option_variables.CLOUD, *option_variables.EDGE):
-                patch.delenv(option_variables.PREFIX + known, raising=False)
+            for known in (*processes.CLOUD, *processes.EDGE):
+                patch.delenv(processes.PREFIX + known, raising=False)
             arguments, options = service(name, environ)
             for variable, value in options.items():
                 patch.setenv(variable, value)
@@ -86,8 +86,8 @@ def test_where_edges_is_empty_the_scenario_says_how_many_shards_there_are(
 def test_every_variable_that_a_service_is_given_is_one_that_it_reads(file: str) -> None:
     known = {
         "data": {"SCENARIO", "SET", "DATA", "MAPA_DATA_MIRROR"},
-        "cloud": {"SCENARIO", "SET", "MAPA_RUN_FILE", *option_variables.CLOUD},
-        "edge": {"MAPA_RUN_FILE", *option_variables.EDGE},
+        "cloud": {"SCENARIO", "SET", "MAPA_RUN_FILE", *processes.CLOUD},
+        "edge": {"MAPA_RUN_FILE", *processes.EDGE},
     }
     text = (ROOT / file).read_text()
     found = re.findall(
@@ -123,9 +123,7 @@ def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path:
     assert run.summary() == {"path": str(records), "reason": "finished"}
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, dict.fromkeys((*option_variables.CLOUD, "SET", "SCENARIO", "DATA"), " ")]
-)
+@pytest.mark.parametrize("environ", [{}, dict.fromkeys((*processes.CLOUD, "SET", "SCENARIO", "DATA"), " ")])
 def test_an_empty_environment_is_the_quickstart(started: Started, environ: dict[str, str]) -> None:
     options = started("cloud", environ)
     assert (options["scenario"], options["broker"]) == ("quickstart", "broker")
@@ -179,7 +177,7 @@ GIVEN = {
     "DATA_NAME": ("2026", "data_name", "2026"),
     "TEST_DATA": ("public.csv", "test_data", Path("/test-data/public.csv")),
 }
-NAMES = {"cloud": option_variables.CLOUD, "edge": option_variables.EDGE}
+NAMES = {"cloud": processes.CLOUD, "edge": processes.EDGE}
 EACH = [(command, name) for command, names in NAMES.items() for name in names]
 
 
@@ -199,7 +197,7 @@ def test_a_variable_reaches_its_option(started: Started, command: str, name: str
 def test_only_the_listed_options_have_a_variable_and_all_of_those_have_one() -> None:
     for command, names in NAMES.items():
         found = [option.envvar for option in command_of(command).params if option.envvar]
-        assert sorted(found) == sorted(option_variables.PREFIX + name for name in names)
+        assert sorted(found) == sorted(processes.PREFIX + name for name in names)
     for command in ("run", "simulate", "containers", "observe"):
         assert not [option for option in command_of(command).params if option.envvar]
 
@@ -213,7 +211,7 @@ def test_outside_a_container_a_short_name_changes_nothing(
         "edge": ["edge", "--broker", "b", "--run", "r"],
     }.get(command, [command, "quickstart"])
     for name in GIVEN:
-        monkeypatch.delenv(option_variables.PREFIX + name, raising=False)
+        monkeypatch.delenv(processes.PREFIX + name, raising=False)
     plain = parsed(arguments)
     for name, (value, _, _) in GIVEN.items():
         monkeypatch.setenv(name, value)
@@ -224,7 +222,7 @@ def test_outside_a_container_a_short_name_changes_nothing(
 
 def test_an_edge_that_mapa_run_starts_does_not_read_the_operators_variables() -> None:
     environ = {"MAPA_EPSILON": "9", "MAPA_LINK": "wan", "MAPA_DATA_DIR": "/data", "PATH": "/bin"}
-    assert option_variables.without_options(environ) == {"MAPA_DATA_DIR": "/data", "PATH": "/bin"}
+    assert processes.without_options(environ) == {"MAPA_DATA_DIR": "/data", "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(
@@ -339,17 +337,17 @@ def test_the_data_set_is_the_scenarios_own() -> None:
     assert service("data", {"DATA": "mnist usps", "SET": "edges=3"})[0] == ["data", "get", "mnist", "usps"]
 
 
-def test_the_tail_waits_for_whole_lines_of_the_new_run(tmp_path: Path) -> None:
+def test_updates_are_those_of_whole_lines_of_the_new_run(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    tail = Tail(tmp_path)
+    tail = NewRun(tmp_path)
     assert tail.updates == 0
     (tmp_path / "new").mkdir()
     events = tmp_path / "new" / "events.jsonl"
     events.write_text('{"event": "gradient_applied", "t": 1, "edge": 4}\n{"event": "gradient_app')
-    assert (tail.updates, tail.edges) == (1, {4})
+    assert tail.updates == 1
     with events.open("a") as stream:
         stream.write('lied", "t": 2, "edge": 5}\n')
-    assert (tail.updates, tail.edges) == (2, {4, 5})
+    assert tail.updates == 2
     assert tail.summary() is None
 
 

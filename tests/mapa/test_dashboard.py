@@ -26,7 +26,7 @@ from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.listening import bind, is_loopback, page_address
 from mapa.dashboard.server import FILES, STATIC, make_app
 from mapa.scenario_files import SHIPPED
-from tests.dashboard_support import applied, lines, serving, write_live_run
+from tests.dashboard_support import append, applied, lines, serving, write_live_run
 from tests.program_support import run_mapa, start_mapa
 
 TOKEN = "correct-horse-battery-staple"
@@ -84,17 +84,8 @@ def test_a_head_has_no_body(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "%2e%2e",
-        "..%2f..%2fsecret",
-        "%2fetc",
-        "out",
-        "inside",
-        "file",
-        ".hidden",
-        "first%00",
-        "a" * 300,
-        "first%2f..",
-        "first\\",
+        *("%2e%2e", "..%2f..%2fsecret", "%2fetc", "out", "inside", "file", ".hidden", "first%00"),
+        *("a" * 300, "first%2f..", "first\\"),
     ],
 )
 def test_only_folders_of_the_runs_directory_are_runs(runs: Path, client: TestClient, name: str) -> None:
@@ -185,23 +176,15 @@ def test_the_names_of_loopback_are_answered(client: TestClient, host: str) -> No
 
 def test_with_a_token_nothing_is_shown_without_it(runs: Path) -> None:
     with TestClient(make_app(runs, TOKEN), base_url="http://vm.example", follow_redirects=False) as client:
-        for path in (
-            "/",
-            "/api/runs",
-            "/static/page.js",
-            "/api/runs/first/stream",
-            "/?token=wrong",
-            "/?token=",
-        ):
+        closed = ("/", "/api/runs", "/static/page.js", "/api/runs/first/stream", "/?token=wrong", "/?token=")
+        for path in closed:
             answer = client.get(path)
             assert answer.status_code == 401
             assert TOKEN not in answer.text
         bearer = {"authorization": f"Bearer {TOKEN}"}
         assert client.get("/api/runs", headers=bearer).status_code == 200
-        assert (
-            client.get("/api/runs", headers={"authorization": "Bearer é".encode("latin-1")}).status_code
-            == 401
-        )
+        foreign = {"authorization": "Bearer é".encode("latin-1")}
+        assert client.get("/api/runs", headers=foreign).status_code == 401
         assert client.get(f"/api/runs?token={TOKEN}").status_code == 401  # in the first address alone
         first = client.get(f"/?token={TOKEN}")
         assert (first.status_code, first.headers["location"]) == (303, "/")
@@ -234,25 +217,17 @@ def test_a_stream_tells_what_is_appended_and_only_what_has_changed(served: str, 
         told = messages(answer)
         first = next(told)
         assert first["head"]["updates"] == 2
-        assert set(first) == {
-            "version",
-            "head",
-            "fleet",
-            "training",
-            "staleness",
-            "privacy",
-            "traffic",
-            "events",
-        }
+        sections = {"head", "fleet", "training", "staleness", "privacy", "traffic", "events"}
+        assert set(first) == {"version", *sections}
+        torn = lines(applied(4))
         with file.open("a") as stream:
-            stream.write(lines(applied(3, 1, 1)))
-            stream.write(json.dumps(applied(4))[:20])  # torn
+            stream.write(lines(applied(3, 1, 1)) + torn[:20])
         change = next(told)
         assert change["head"]["updates"] == 3
         assert [lane["applied"] for lane in change["fleet"]["edges"]] == [2, 1]
         assert not {"privacy", "training"} & set(change)
         with file.open("a") as stream:
-            stream.write(json.dumps(applied(4))[20:] + "\n")
+            stream.write(torn[20:])
         assert next(told)["head"]["updates"] == 4
 
 
@@ -276,8 +251,7 @@ def test_a_connection_that_asks_nothing_is_closed_and_a_stream_is_not(
             with connected(served) as idle:
                 idle.sendall(said)
                 assert (b"200 OK" in to_the_end(idle)) == (b"\r\n\r\n" in said)
-        with (runs / "first" / "events.jsonl").open("a") as stream:
-            stream.write(lines(applied(3)))
+        append(runs / "first", applied(3))
         assert next(told)["head"]["updates"] == 3
 
 

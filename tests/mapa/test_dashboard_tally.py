@@ -96,14 +96,8 @@ KEYS = st.sampled_from(
 )
 EVENTS = st.sampled_from(
     [
-        "gradient_applied",
-        "edge_joined",
-        "edge_gone",
-        "evaluated",
-        "stage_opened",
-        "gradient_refused",
-        "halted",
-        "x",
+        *("gradient_applied", "edge_joined", "edge_gone", "evaluated", "stage_opened", "gradient_refused"),
+        *("halted", "x"),
     ]
 )
 
@@ -425,20 +419,10 @@ def test_events_are_found_by_kind_edge_and_text(tmp_path: Path) -> None:
 
 def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
     """Write a live run of one edge with these releases on record, whose scenario has a total budget."""
-    joined = {
-        "event": "edge_joined",
-        "edge": 0,
-        "edge_id": "a",
-        "t": 1,
-        "noise": "gaussian",
-        "noise_multiplier": 1.0,
-    }
-    path = write_live_run(
-        folder,
-        "budgeted",
-        joined,
-        *(applied(t, 0, 0, t / 4) | {"sequence": t} for t in range(1, releases + 1)),
-    )
+    joined = {"event": "edge_joined", "edge": 0, "edge_id": "a", "t": 1}
+    noise = {"noise": "gaussian", "noise_multiplier": 1.0}
+    updates = (applied(t, 0, 0, t / 4) for t in range(1, releases + 1))
+    path = write_live_run(folder, "budgeted", joined | noise, *updates)
     scenario = {
         "batch_size": 5,
         "data": {"sampler": "poisson", "set": "mnist-5k"},
@@ -449,10 +433,19 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
     return path
 
 
+def accounted(watch: Watch) -> dict[str, Any]:
+    """Return the sections once all questions are answered."""
+    sections(watch)
+    while missing := next(watch.unaccounted(), None):
+        watch.account(*missing)
+    return sections(watch)
+
+
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
     monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
+    monkeypatch.setattr("mapa.dashboard.spending.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -471,11 +464,8 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
             assert 0.1 * spent <= lane["epsilon"] <= 0.1 * budget + 0.05
             assert not lane["epsilon_exact"]
             (curve,) = curves
-            assert (curve["epsilon"][-1], curve["t"][-1], curve["releases"][-1]) == (
-                lane["epsilon"],
-                spent,
-                spent,
-            )
+            last = {key: curve[key][-1] for key in ("epsilon", "t", "releases")}
+            assert last == {"epsilon": lane["epsilon"], "t": spent, "releases": spent}
             assert curve["epsilon"] == sorted(curve["epsilon"])
         missing = next(watch.unaccounted(), None)
         if missing is None:
@@ -489,10 +479,7 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
 @pytest.mark.usefixtures("a_tenth_each")
 def test_an_edge_that_passed_its_budget_is_shown_with_what_it_spent(tmp_path: Path) -> None:
     watch = Watch(write_budgeted(tmp_path, 1.35, 17))
-    sections(watch)
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
-    (lane,) = sections(watch)["fleet"]["edges"]
+    (lane,) = accounted(watch)["fleet"]["edges"]
     assert lane["epsilon"] == pytest.approx(2.4)
     assert lane["epsilon_of"] == 24
 
@@ -505,10 +492,7 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     manifest["scenario"]["data"] |= {"set": "local", "schema": {"records_at_least": 100}}
     (path / "manifest.json").write_text(json.dumps(manifest))
     watch = Watch(path)
-    sections(watch)
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
-    (lane,) = sections(watch)["fleet"]["edges"]
+    (lane,) = accounted(watch)["fleet"]["edges"]
     assert (lane["epsilon"], lane["epsilon_exact"]) == (1.0, False)
     edge = {"edge": 0, "releases": 13, "epsilon": 1.3, "shard_size_at_least": True}
     (path / "summary.json").write_text(json.dumps({"reason": "finished", "privacy": {"edges": [edge]}}))

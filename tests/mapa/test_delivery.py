@@ -15,29 +15,22 @@ from typing import Any
 
 import pytest
 
-from cloud.assembly import server_for
-from cloud.evaluation import Evaluator
-from cloud.service import CloudService
-from common.messages import Halt, Leave
+from common.messages import Halt
 from common.quantities import RunId
-from common.randomness import new_incarnation, streams_for
 from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
-from common.transport.channel import Faults, MemoryBroker, MemoryChannel, Will
-from common.transport.link import LinkProfile
-from common.wire.codec import decode_gradient, encode_halt, encode_leave
-from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
+from common.transport.channel import Will
+from common.wire.codec import decode_gradient, encode
+from common.wire.topics import halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
-from edge.joining import Membership
-from edge.ledger import MemoryLedger
-from edge.policy import OperatorPolicy
-from edge.session import LeaveWanted
-from mapa.simulation.world import World
+from edge.ledger import Ledger
+from edge.session import Ending
+from mapa.simulation.simulator import World
+from tests.cloud_support import AppliedTally, AtOnce, edge_on, service_on
 from tests.core_support import small_dataset, small_scenario
-from tests.mapa.test_conversation import AppliedTally, AtOnce
+from tests.memory_broker import Faults, MemoryBroker, MemoryChannel
 
 RUN = RunId("late")
-DATASET = small_dataset()
 SCHEDULES = int(os.environ.get("MAPA_SCHEDULES", "600"))
 PARTS = 6  # so that two workers share them
 EVENTS = 30_000  # deliveries and timers of one schedule, at most: a run that hangs ends here
@@ -55,29 +48,16 @@ def world(edges: int, iterations: int) -> World:
         privacy={"noise": "gaussian", "noise_multiplier": 1.0},
         testbed={"silent_after": 60.0, "resend_after": 2.0},
     )
-    return World.on(scenario, DATASET)
+    return World.on(scenario, small_dataset())
 
 
 class Cloud:
     """One process of the cloud; its will says that it is away."""
 
     def __init__(self, world: World, broker: MemoryBroker, said: list[str]) -> None:
-        scenario = world.scenario
-        server = server_for(
-            scenario, world.model, streams_for(None), edges_at_least=1, incarnation=new_incarnation()
-        )
         self.tally = AppliedTally()
         self.channel = MemoryChannel(broker, on_connected=self._announce)
-        self.service = CloudService(
-            run=RUN,
-            scenario=scenario,
-            server=server,
-            evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
-            channel=self.channel,
-            loop=broker,
-            say=said.append,
-            records=Recorder(tally=self.tally),
-        )
+        self.service = service_on(self.channel, broker, world, RUN, said, records=Recorder(tally=self.tally))
         self.service.evaluations.executor = AtOnce()
         away = self.service.presence._encoded(online=False)
         self.channel.will = Will(presence_topic(RUN), away, retain=True)
@@ -103,7 +83,7 @@ class Schedule:
     said: list[str] = field(default_factory=list)
     clouds: list[Cloud] = field(default_factory=list)
     clients: list[EdgeClient] = field(default_factory=list)  # that live, or have ended by themselves
-    ledgers: list[MemoryLedger] = field(default_factory=list)
+    ledgers: list[Ledger] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -121,7 +101,7 @@ class Schedule:
         self.world = world(self.edges, luck.choice([8, 25]))
         self.clouds.append(Cloud(self.world, self.broker, self.said))
         for _ in range(self.edges):
-            self.ledgers.append(MemoryLedger())
+            self.ledgers.append(Ledger())
             self.edge(self.ledgers[-1])
 
     @property
@@ -132,34 +112,8 @@ class Schedule:
     def cloud(self) -> Cloud:
         return self.clouds[-1]
 
-    def edge(self, ledger: MemoryLedger) -> None:
-        membership = Membership(
-            run=RUN,
-            policy=OperatorPolicy(),
-            ledger=ledger,
-            load=lambda name: DATASET,  # noqa: ARG005
-        )
-        client = EdgeClient(
-            membership,
-            loop=self.broker,
-            connect=self._connect,
-            say=self.said.append,
-            on_stop=lambda code: None,  # noqa: ARG005
-        )
-        self.clients.append(client)
-        client.start()
-
-    def _connect(self, client: EdgeClient, link: LinkProfile | None) -> MemoryChannel:
-        assert link is None
-        will = encode_leave(Leave(client.edge_id, "lost", client.nonce))
-        channel = MemoryChannel(
-            self.broker,
-            will=Will(edge_topic(RUN, client.edge_id, EdgeTopic.WILL), will),
-            on_connected=client.on_connected,
-            on_lost=client.on_lost,
-        )
-        self.broker.post(channel.connect)
-        return channel
+    def edge(self, ledger: Ledger) -> None:
+        self.clients.append(edge_on(self.broker, RUN, self.said, ledger=ledger))
 
     # -- what happens -------------------------------------------------------------------------------------
 
@@ -172,7 +126,7 @@ class Schedule:
         if event.startswith("edge") and not alive:
             return
         if event == "edge-cut":
-            self._cut(self.luck.choice(alive).channel)
+            self._cut(self.luck.choice(alive).connection.channel)
         elif event == "edge-killed":
             self._kill(self.luck.choice(alive))
         elif event == "cloud-cut":
@@ -188,7 +142,7 @@ class Schedule:
             self.clouds.append(Cloud(self.world, self.broker, self.said))
         else:
             halt = Halt("finished", 5, self.luck.choice([self.cloud.incarnation, 1]))
-            self.broker.route(halt_topic(RUN), encode_halt(halt), retain=True)
+            self.broker.route(halt_topic(RUN), encode(halt), retain=True)
         self.counts[event] += 1
 
     def _cut(self, channel: Any) -> None:
@@ -198,16 +152,16 @@ class Schedule:
 
     def _kill(self, client: EdgeClient) -> None:
         """End a process as SIGKILL does; another one begins with its ledger."""
-        channel = client.channel
+        channel = client.connection.channel
         assert isinstance(channel, MemoryChannel)
-        client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
+        client.session.receive(Ending(0, "left", "killed"))  # nothing of it is performed
         client.retry.end()
         if channel.connected:
             channel.lose()
         channel.closed = True
         self.clients.remove(client)
         ledger = client.ledger
-        assert isinstance(ledger, MemoryLedger)
+        assert isinstance(ledger, Ledger)
         self.broker.call_later(self.luck.choice([0.0, 5.0, 200.0]), lambda: self.edge(ledger))
 
     def run(self) -> None:

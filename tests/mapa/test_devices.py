@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from common.errors import ConfigurationError
 from common.messages import GradientApplied
 from common.randomness import CounterStreams
-from common.records.events import Journal
-from common.records.recorder import Recorder
+from common.records.recorder import Journal, Recorder
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.device import EmulatedDevice, gradient_seconds
-from edge.ledger import MemoryLedger
+from edge.ledger import Ledger
 from edge.worker import EdgeWorker
 from mapa.simulation import simulator
 from mapa.simulation.simulator import check_world, simulate
@@ -123,7 +122,7 @@ def test_edges_that_are_away_in_turn_have_the_same_part_in_a_run_and_in_its_simu
 def assert_ledgers_agree(run: Talk) -> None:
     counts = Counter(fact.edge_id for fact in run.applied)
     for client in run.clients:
-        assert isinstance(client.ledger, MemoryLedger)
+        assert isinstance(client.ledger, Ledger)
         debited = client.ledger.last_sequence(run.run_id)
         assert debited - 1 <= counts[client.edge_id] <= debited  # one may have been under way at the halt
 
@@ -257,7 +256,7 @@ def test_rounds_take_the_time_of_the_slowest_device_and_wait_for_nobody_who_is_a
         [{"slowdown": 8.0}, {"slowdown": 1.0}], iterations=20, delays={**TIMED, "compute": 0.5}
     )
     rounds = simulate_synchronously(type(world).on(slow, world.dataset))
-    assert rounds.outcome.virtual_seconds == pytest.approx(10 * 8 * 0.5)
+    assert rounds.virtual_seconds == pytest.approx(10 * 8 * 0.5)
     away = with_devices(AWAY, edges=3)
     with pytest.raises(ConfigurationError, match=r"devices\.availability: a synchronous round"):
         simulate_synchronously(type(world).on(away, world.dataset))

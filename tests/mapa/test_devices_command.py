@@ -9,7 +9,7 @@ import pytest
 
 from common.devices import PRESETS, device_profile
 from mapa.commands.devices import reference_worker
-from mapa.commands.scenario_options import ScenarioOptions
+from mapa.commands.options import ScenarioOptions
 from mapa.scenario_files import load_scenario
 from tests.program_support import run_mapa
 

@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import mapa.brokers
-import mapa.doctor
-from mapa.doctor import (
+from mapa.commands import doctor
+from mapa.commands.doctor import (
     BASIC,
     BROKEN,
     MISSING,
@@ -151,7 +151,7 @@ def test_only_what_a_purpose_needs_is_in_its_way() -> None:
 def test_a_package_must_have_a_version_that_fits(
     monkeypatch: pytest.MonkeyPatch, have: str, bounds: str, state: str
 ) -> None:
-    monkeypatch.setattr(mapa.doctor, "version", lambda _: have)
+    monkeypatch.setattr(doctor, "version", lambda _: have)
     assert installed(Requirement(f"any{bounds}")) == (
         state,
         have + ("" if state == OK else f", needs {bounds}"),
@@ -199,7 +199,7 @@ def test_an_engine_that_never_answers_does_not_hold_it_up(
     no_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker_that(no_engine, "/bin/sleep 1000 & wait")
-    monkeypatch.setattr(mapa.doctor, "PATIENCE", 0.2)
+    monkeypatch.setattr(doctor, "PATIENCE", 0.2)
     first, compose = check_engine()
     assert first.state == BROKEN
     assert "no answer within 0.2 s" in first.found

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from common.records.reader import read_events, read_run
-from mapa.export.tables import MOST_METRICS, Curves, Point, epsilons, parameters_of, safe_name
+from mapa.export.tables import MOST_METRICS, CurvePoint, Curves, parameters_of, safe_name
 from mapa.run_result import read_result
-from tests.dashboard_support import applied, lines, simulated, write_live_run
+from tests.dashboard_support import append, applied, simulated, write_live_run
 from tests.program_support import Mapa
 
 
@@ -164,9 +164,9 @@ def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
     seen: list[int] = []
     grown: list[Callable[[], object]] = [
         lambda: None,
-        lambda: _append(path, applied(2, staleness=3, time=11.5)),
-        lambda: _append(path, {"event": "evaluated", "t": 2, "accuracy": 0.25, "loss": 1.5, "time": 99.0}),
-        lambda: _append(path, {"event": "halted", "t": 2, "reason": "finished"}),
+        lambda: append(path, applied(2, staleness=3, time=11.5)),
+        lambda: append(path, {"event": "evaluated", "t": 2, "accuracy": 0.25, "loss": 1.5, "time": 99.0}),
+        lambda: append(path, {"event": "halted", "t": 2, "reason": "finished"}),
         lambda: (path / "summary.json").write_text('{"updates": 2}'),  # before the accountant is asked
         lambda: (path / "summary.json").write_text(
             json.dumps({"updates": 2, "privacy": {"words": ["w"], "edges": [{"edge": 0, "epsilon": 0.5}]}})
@@ -294,19 +294,10 @@ def test_names_are_safe_and_each_its_own_and_not_without_end() -> None:
 
 
 def test_a_run_without_events_has_the_evaluations_of_its_summary() -> None:
-    points = list(
-        Curves().evaluations(
-            {"evaluations": [{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}]}
-        )
-    )
-    assert points == [Point("metrics/accuracy", 20, None, 0.5)]
-    assert list(epsilons({"privacy": {"edges": [{"edge": 1, "epsilon": None}, 3]}}, 5, None)) == []
+    told = [{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}]
+    summary = {"evaluations": told, "privacy": {"edges": [{"edge": 1, "epsilon": None}, 3]}}
+    assert list(Curves().at_end(summary)) == [CurvePoint("metrics/accuracy", 20, None, 0.5)]
     assert parameters_of({"a": {"b": [1, 2], "c": None}, "d": True}) == {"a.b": "[1, 2]", "d": True}
-
-
-def _append(path: Path, record: dict[str, Any]) -> None:
-    with (path / "events.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(lines(record))
 
 
 def _files(folder: Path) -> set[Path]:

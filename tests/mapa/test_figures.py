@@ -27,19 +27,13 @@ def draw(stem: Path) -> list[Path]:
         return save(figure, stem)
 
 
-def test_every_colour_is_of_okabe_and_ito() -> None:
+def test_colours_are_of_okabe_and_ito_and_never_the_only_difference() -> None:
     assert {how.colour for how in LOOKS.values()} | set(PALETTE) <= OKABE_ITO
-
-
-def test_colour_is_never_the_only_difference() -> None:
     for a, b in combinations(LOOKS.values(), 2):
         assert a.colour != b.colour
         assert (a.dash, a.marker) != (b.dash, b.marker)
-
-
-def test_lines_that_nobody_knows_differ_by_their_place() -> None:
-    looks = [look("run", place) for place in range(7)]
-    assert len({(how.colour, how.dash, how.marker) for how in looks}) == 7
+    unknown = [look("run", place) for place in range(7)]
+    assert len({(how.colour, how.dash, how.marker) for how in unknown}) == 7
 
 
 def test_a_picture_is_written_as_svg_and_png_and_comes_out_the_same_twice(tmp_path: Path) -> None:

@@ -24,16 +24,16 @@ from common.records.gradient_log import HEAD_BYTES, pack_head, parse_head
 from common.records.reader import MOST, read_events, read_run
 from common.records.regular import LONGEST_LINE, MOST_JSON, MOST_VALUES, open_below, plain_json
 from common.scenario.scenario import parse_scenario
-from mapa.commands.ledger import releases_on_record
 from mapa.container import service
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.export.tables import Curves, write_csv
+from mapa.releases import releases_on_record
 from mapa.run_result import read_result
 from mapa.scenario_files import load_scenario
 from mapa.verification.check import Check
-from mapa.verification.untrusted_files import of_directory, strict_json
-from mapa.verification.verify import Verification
+from mapa.verification.untrusted_files import of_directory, strict_object
+from mapa.verification.verify import verify
 from tests.program_support import Mapa
 from tests.verification_support import logged_run
 
@@ -255,7 +255,7 @@ def test_verify_makes_no_vector_longer_than_the_files_hold(run: Path) -> None:
     head = parse_head(content[:HEAD_BYTES])
     segment.write_bytes(pack_head(head._replace(dimension=numbers)) + content[HEAD_BYTES:])
     found: list[Check] = []
-    taken = peak(lambda: found.extend(Verification.of(run, frozenset()).checks()))
+    taken = peak(lambda: found.extend(verify(run, ())))
     assert any("more numbers than the run's files hold" in one.detail for one in found)
     assert taken < 4 * numbers
 
@@ -272,7 +272,7 @@ def test_a_sparse_file_of_events_ends_at_its_first_line(mapa: Mapa, run: Path, t
     assert taken < 1 << 28
 
 
-@pytest.mark.parametrize("read", [plain_json, lambda content: strict_json(content, MOST_JSON)])
+@pytest.mark.parametrize("read", [plain_json, lambda content: strict_object(content, MOST_JSON)])
 def test_json_of_too_many_values_is_refused_before_it_takes_memory(read: Callable[[bytes], object]) -> None:
     content = b"[" + b"{}," * MOST_VALUES + b"{}]"
 

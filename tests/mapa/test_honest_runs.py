@@ -23,14 +23,14 @@ from common.noise.registry import describe_law, law_names
 from common.quantities import EdgeId, NoisyGradient
 from common.records.tally import Tally
 from common.scenario.scenario import parse_scenario
-from common.wire.codec import encode_gradient, encode_hello, encode_leave
+from common.wire.codec import encode, encode_gradient
 from common.wire.topics import EdgeTopic, edge_topic
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.scenario_files import read_scenario, shipped_names
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from mapa.verification.check import Check, Status, is_verified
-from mapa.verification.verify import Verification
+from mapa.verification.verify import verify
 from tests.core_support import small_dataset, small_scenario
 from tests.local_support import local_values, write_csv
 from tests.mapa.test_conversation import Talk
@@ -94,8 +94,8 @@ def one_refuses(talk: Talk) -> None:
         number=1,
         incarnation=talk.service.server.incarnation,
     )
-    talk.service.on_hello(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.HELLO), encode_hello(wrong))
-    leave = encode_leave(Leave(wrong.edge_id, "refused", wrong.nonce))
+    talk.service.on_hello(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.HELLO), encode(wrong))
+    leave = encode(Leave(wrong.edge_id, "refused", wrong.nonce))
     talk.service.on_leave(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.LEAVE), leave)
     assert talk.service.server.edges[wrong.edge_id].left == "refused"
 
@@ -112,6 +112,19 @@ PACED: dict[str, Any] = {
     "algorithm": {"name": "constant", "rate": 0.3},
     "privacy": {"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 2.0, 4.0]},
 }
+OWN_CODE = ("tests.algorithms.fedbuff:FedBuff", "tests.algorithms.averaged:Averaged")
+ALGORITHMS: tuple[dict[str, Any], ...] = (
+    {"name": "audp"},
+    {"name": "asgd"},
+    {"name": "constant", "rate": 0.1},
+    {"name": OWN_CODE[0], "rate": 0.2, "size": 4},
+    {"name": OWN_CODE[1], "rate": 0.05},
+    {"name": "fedasync", "rate": 0.2, "mix": "model", "mixing": 0.5},
+    {"name": "fedbuff", "rate": 0.2, "buffer": 7, "staleness_scaling": True},
+    {"name": "delay-adaptive", "rate": 0.2, "concurrency": 1},
+    {"name": "momentum", "rate": 0.2, "average": "ema"},
+    {"name": "adam", "rate": 0.01, "average": "tail"},
+)
 Maker = Callable[[Path], Path]
 RUNS: dict[str, Maker] = {
     **{
@@ -142,6 +155,10 @@ RUNS: dict[str, Maker] = {
         )
         for one in CLIPPINGS.names
     },
+    **{f"network, {one['name']}": partial(logged_run, share=0.1, algorithm=one) for one in ALGORITHMS},
+    "network, λ": partial(
+        logged_run, model={"name": "softmax", "regularization": 0.01}, data={"sampler": "shuffled"}
+    ),
     "local data, simulated": local,
     "seeded": lambda runs: simulated(runs, seed=3, records=LOGGED),
     "not private": lambda runs: simulated(runs, algorithm={"name": "asgd"}, records=LOGGED),
@@ -209,15 +226,26 @@ def wrong(checks: list[Check]) -> list[str]:
 def test_an_honest_run_is_verified(kind: str, tmp_path: Path) -> None:
     path = RUNS[kind](tmp_path)
     logged = (path / "log").exists()
-    checks = list(Verification.of(path, (), unlogged=not logged).checks())
+    checks = verify(path, OWN_CODE, unlogged=not logged)
     assert is_verified(checks), wrong(checks)
     assert {"ε", "releases", "end", "summary"} <= {one.name for one in checks if one.status is Status.PASSED}
     if logged:
         assert any("bit for bit" in one.detail for one in checks if one.name == "model")
     else:  # and not without the caller's word
-        assert [
-            one.name for one in Verification.of(path, ()).checks() if one.status is Status.NOT_CHECKED
-        ] == ["log"]
+        assert [one.name for one in verify(path, ()) if one.status is Status.NOT_CHECKED] == ["log"]
+
+
+def test_a_new_key_of_the_records_is_added_where_it_is_written_and_nowhere_in_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr("mapa.recording.random_stream", lambda *_: "dice")
+        newer.setattr("mapa.recording.noise_of", lambda _: {"colour": "white"})
+        path = simulated(tmp_path, records=LOGGED)
+        assert json.loads((path / "summary.json").read_text())["noise"] == {"colour": "white"}
+        assert is_verified(checks := verify(path, ())), wrong(checks)
+    failed = {one.name for one in verify(path, ()) if one.status is Status.FAILED}
+    assert failed == {"fields", "summary"}
 
 
 def shortened(name: str) -> tuple[dict[str, Any], int]:
@@ -252,7 +280,7 @@ def test_a_shortened_run_of_a_shipped_scenario_is_verified(name: str, tmp_path: 
     dataset = Dataset(known.name, known.shape, known.classes, samples(rows), samples(5), "0" * 64)
     world = World.on(parse_scenario(values), dataset)
     path = Path(record_simulation(world, name=name, runs=tmp_path)["path"])
-    checks = list(Verification.of(path, ()).checks())
+    checks = verify(path, ())
     assert is_verified(checks), wrong(checks)
 
 
@@ -290,5 +318,5 @@ def test_what_arrives_after_the_summary_is_in_no_record(tmp_path: Path) -> None:
         line for line in lines if line["event"] == "gradient_refused" and line["reason"] == "after-halt"
     ]
     assert len(refusals) == summary["refused"].get("after-halt", 0)
-    checks = list(Verification.of(path, ()).checks())
+    checks = verify(path, ())
     assert is_verified(checks), wrong(checks)

@@ -127,9 +127,7 @@ def test_containers_get_the_projects_code_and_a_broker_of_its_models_size(tmp_pa
 
 
 @pytest.mark.parametrize(("partition", "shard"), [("iid", 12_500), ("dirichlet", 50_000)])
-def test_an_edge_has_memory_for_the_data_set_and_its_shard(
-    tmp_path: Path, partition: str, shard: int
-) -> None:
+def test_an_edge_has_memory_for_the_data_set_and_its_shard(partition: str, shard: int) -> None:
     scenario = parse_scenario(
         {
             "edges": 4,
@@ -139,4 +137,4 @@ def test_an_edge_has_memory_for_the_data_set_and_its_shard(
             "algorithm": {"name": "constant", "rate": 0.1, "first_clip": 1.0},
         }
     )
-    assert edge_data_bytes(scenario, tmp_path) == 3 * 32 * 32 * (60_000 + 5 * shard)
+    assert edge_data_bytes(scenario) == 3 * 32 * 32 * (60_000 + 5 * shard)

@@ -29,7 +29,7 @@ from mapa.commands.ledger import ledger_command
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_view import print_summary
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.local_support import declared, local_values, write_csv, write_toml
 from tests.mechanism_support import SHUFFLED
 from tests.program_support import ROOT, Mapa
@@ -122,38 +122,6 @@ def test_the_ledgers_of_one_name_are_composed_and_another_name_is_stated_apart(
     assert all("Totals are per name" in " ".join(one["words"]) for one in (first, second))
 
 
-def toml(tmp_path: Path) -> Path:
-    path = tmp_path / "clinic.toml"
-    values = local_values()
-    columns = ", ".join(
-        f'{{name = "{c["name"]}", range = {c["range"]}}}' for c in values["data"]["schema"]["columns"]
-    )
-    path.write_text(
-        f"""edges = 2
-iterations = 20
-batch_size = 8
-[data]
-set = "local"
-[data.schema]
-kind = "table"
-classes = 2
-label = "ill"
-columns = [{columns}]
-[model]
-name = "softmax"
-[algorithm]
-first_clip = 2.0
-smoothness = 1.0
-sigma = 1.0
-radius = 10.0
-loss_gap = 0.7
-[privacy]
-noise_multiplier = 4.0
-"""
-    )
-    return path
-
-
 @pytest.mark.parametrize(
     ("values", "options", "waits"),
     [
@@ -203,7 +171,7 @@ def test_the_scenario_of_the_page_trains(tmp_path: Path) -> None:
 def test_the_command_line_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mapa, scenario = Mapa(capsys, monkeypatch), str(toml(tmp_path))
+    mapa, scenario = Mapa(capsys, monkeypatch), str(write_toml(tmp_path / "clinic.toml", local_values()))
     where = ("--runs-dir", str(tmp_path / "runs"), "--data-dir", str(tmp_path))
     one, other = map(str, files(tmp_path, 40, 70))
     done = mapa("simulate", scenario, "--data", one, "--data", other, *where, "--json")

@@ -8,22 +8,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError, LocalProtocolError
-from common.mechanism.clipping import Clipping
+from common.mechanism.clipping import CLIPPINGS, Clipping
 from common.mechanism.clippings.per_sample import PerSample
 from common.mechanism.guarantee import Adjacency, Guarantee
 from common.mechanism.local_work import LocalWork, Release
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import NONE, Amplification, Sampler, check_draw
 from common.mechanism.samplers.poisson import Poisson
+from common.mechanism.work.single_step import SingleStep
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
+from common.noise.law import NoiseLaw
 from common.options import option
 from common.own_code import given_objects, only_code
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
@@ -121,6 +123,8 @@ def test_a_ledger_and_a_welcome_keep_parts_of_one_s_own(project: Path, tmp_path:
     ("changes", "words"),
     [
         ({"data": {"stride": 2}}, r"data\.stride = 2: unknown key; allowed are set"),
+        ({"data": {"stride": None}}, r"data\.stride = None: unknown key; allowed are set"),
+        ({"local": {"stride": "s" * 1000}}, r"local\.stride = 's{119}…: unknown key"),
         ({"privacy": {"noise_multiplier": 1.0, "stride": 2}}, r"privacy\.stride = .*unknown key"),
         ({"local": {"stride": 2}}, r"local\.stride = 2: unknown key; allowed are work, steps, rate"),
         ({"data": {"sampler": "poison"}}, r"data\.sampler = 'poison': allowed are 'poisson', 'shuffled'"),
@@ -136,120 +140,121 @@ def test_a_wrong_part_or_option_is_named_with_what_is_allowed(changes: dict[str,
         small_scenario(**changes)
 
 
-# ---- parts that state no cost
+def own(base: type, frozen: bool = True, **members: Any) -> Any:
+    """Return a class of the user's own: `base` with these members; one that is an option needs its type, too."""
+    made = type("Own", (base,), {"__module__": __name__, "__qualname__": "Own", **members})
+    return dataclass(frozen=True)(made) if frozen else made
 
 
-@dataclass(frozen=True, slots=True)
-class SaysNothing(Sampler):
-    """A sampler that only draws."""
-
-    def draw(self, *_: Any) -> Any:
-        raise NotImplementedError
+OWN = f"{__name__}:Own"
 
 
-@dataclass(frozen=True, slots=True)
-class Unbounded(PerSample):
-    """A clipping whose sensitivity is no number."""
-
-    name: ClassVar[str] = f"{__name__}:Unbounded"
-
-    def sensitivity_over_clip(self, *_: Any) -> float:
-        return float("nan")
+def nan(*_: Any) -> float:
+    return float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Nowhere(Poisson):
-    """A sampler whose amplification no accountant knows."""
-
-    name: ClassVar[str] = f"{__name__}:Nowhere"
-
-    def amplification(self) -> Any:
-        return 0.5
+def nothing(*_: Any) -> None:
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class Countless(LocalWork):
-    """A work that does not say how many releases it takes."""
-
-    def releases(self) -> Any:
-        return float("inf")
-
-    def message(self, x: Vector, release: Release, *_: float) -> NoisyGradient:
-        return release(x)
+# ---- parts that state no cost, or not so that it can be counted
 
 
-class NotFrozen(Clipping):
-    """No dataclass at all."""
+def divides(law: Any, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
+    del mechanism
+    return Guarantee(adjacency, epsilon=1 / (law.noise_multiplier - 1))
+
+
+def endless(_: LocalWork) -> float:
+    return float("inf")
 
 
 @pytest.mark.parametrize(
-    ("table", "key", "part", "words"),
+    ("key", "part", "words"),
     [
-        ("data", "sampler", SaysNothing, "does not state places, amplification, most_rows; define it"),
-        ("data", "sampler", Nowhere, "amplification = 0.5: must be one that the accountant knows"),
-        ("data", "sampler", PerSample, "must be a subclass of common.mechanism.sampler:Sampler"),
         (
-            "privacy",
-            "clipping",
-            Unbounded,
+            "data.sampler",
+            own(Sampler, draw=nothing),
+            "does not state places, amplification, most_rows; define it",
+        ),
+        ("data.sampler", own(Poisson, amplification=lambda _: 0.5), "amplification = 0.5: must be one that"),
+        ("data.sampler", PerSample, "must be a subclass of common.mechanism.sampler:Sampler"),
+        (
+            "privacy.clipping",
+            own(PerSample, sensitivity_over_clip=nan),
             r"sensitivity_over_clip = nan \(zero-out\): must be a finite number",
         ),
-        ("privacy", "clipping", NotFrozen, "must be a frozen dataclass"),
-        ("local", "work", Countless, "releases = inf: must be a whole number from 1 to 100"),
+        ("privacy.clipping", own(PerSample, frozen=False), "must be a frozen dataclass"),
+        (
+            "privacy.clipping",
+            own(PerSample, block_form="sample"),
+            "block_form = 'sample', extra = 0: must be one",
+        ),
+        (
+            "privacy.clipping",
+            own(
+                PerSample,
+                total_delta=option("of its own", 0.5, above=0, below=1),
+                __annotations__={"total_delta": "float"},
+            ),
+            "option 'total_delta': the name is taken",
+        ),
+        (
+            "local.work",
+            own(LocalWork, releases=endless, message=nothing),
+            "releases = inf: must be a whole number from 1 to 100",
+        ),
+        (
+            "privacy.noise",
+            own(Gaussian, guarantee=lambda *_: None),
+            "guarantee = None: must be a Guarantee for",
+        ),
+        ("privacy.noise", own(Gaussian, guarantee=divides), "states no guarantee .ZeroDivisionError"),
     ],
 )
 def test_a_part_that_does_not_state_its_cost_is_refused_before_anything_is_sent(
-    table: str, key: str, part: type, words: str
+    key: str, part: type, words: str
 ) -> None:
-    path = f"{__name__}:{part.__name__}"
-    values = {"noise_multiplier": 1.0} if table == "privacy" else {}
-    with given_objects({path: part}), pytest.raises(ConfigurationError) as refused:
-        small_scenario(**{table: {**values, key: path}})
-    assert f"{table}.{key} = {path!r}" in str(refused.value)
+    table, _, name = key.partition(".")
+    values = {"noise_multiplier": [2.0, 1.0]} if table == "privacy" else {}
+    with given_objects({OWN: part}), pytest.raises(ConfigurationError) as refused:
+        small_scenario(**{table: {**values, name: OWN}})
+    assert f"{key} = {OWN!r}" in str(refused.value)
     with pytest.raises(ConfigurationError, match=words):
         raise refused.value
 
 
-def test_a_law_must_state_a_finite_guarantee() -> None:
+def test_a_law_must_state_one_finite_guarantee() -> None:
     for figures in ({"epsilon": float("nan")}, {"noise_multiplier": 0.0}, {"epsilon": float("inf")}):
         with pytest.raises(ConfigurationError, match="a finite number greater than 0"):
             Guarantee(Adjacency.ZERO_OUT, **figures)
+    with pytest.raises(ConfigurationError, match="states one of them"):
+        Guarantee(Adjacency.ZERO_OUT, epsilon=1.0, noise_multiplier=1.0)
 
 
 # ---- parts that state less than they cost
 
 
-@dataclass(frozen=True, slots=True)
-class Favourite(Poisson):
-    """A sampler that calls itself Poisson, and draws every record twice as often."""
-
-    def draw(self, streams: Any, edge: int, n: int, shard_size: int, batch_size: int) -> Any:
-        return Poisson.draw(self, streams, edge, n, shard_size, min(2 * batch_size, shard_size))
+def favours(_: Sampler, streams: Any, edge: int, n: int, shard_size: int, batch_size: int) -> Any:
+    """Draw every record twice as often."""
+    return Poisson().draw(streams, edge, n, shard_size, min(2 * batch_size, shard_size))
 
 
-@dataclass(frozen=True, slots=True)
-class Generous(PerSample):
-    """A clipping that clips to 3 C and states C."""
-
-    def clip(self, gradients: Any, bound: float, batch_size: int, norm: Any) -> Any:
-        return PerSample.clip(self, gradients, 3 * bound, batch_size, norm)
+def generous(_: Clipping, gradients: Any, bound: float, batch_size: int, norm: Any) -> Any:
+    return PerSample().clip(gradients, 3 * bound, batch_size, norm)
 
 
-@dataclass(frozen=True, slots=True)
-class Faint(Laplace):
-    """A law that draws a third of the noise it states."""
-
-    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Any:
-        return Laplace.draw(self, sensitivity / 3, dimension, rng)
+def faint(law: Any, sensitivity: float, dimension: int, rng: np.random.Generator) -> Any:
+    return Laplace(law.epsilon).draw(sensitivity / 3, dimension, rng)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism",
     [
-        Mechanism(Gaussian(1.0), 4, sampler=Favourite()),
-        Mechanism(Gaussian(1.0), 4, clipping=Generous()),
-        Mechanism(Faint(2.0), 4),
+        Mechanism(Gaussian(1.0), 4, sampler=own(Poisson, draw=favours)()),
+        Mechanism(Gaussian(1.0), 4, clipping=own(PerSample, clip=generous)()),
+        Mechanism(own(Laplace, draw=faint)(2.0), 4),
     ],
     ids=["sampler", "clipping", "law"],
 )
@@ -259,66 +264,90 @@ def test_a_part_that_states_less_than_it_costs_is_refuted_by_the_audit(mechanism
 
 
 def test_a_work_gets_no_more_releases_than_it_is_charged_for() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Greedy(LocalWork):
-        def releases(self) -> int:
-            return 2
+    def greedy(_: LocalWork, x: Vector, release: Release, *__: float) -> NoisyGradient:
+        return [release(x) for _ in range(3)][-1]
 
-        def message(self, x: Vector, release: Release, *_: float) -> NoisyGradient:
-            return [release(x) for _ in range(3)][-1]
-
+    work = own(LocalWork, releases=lambda _: 2, message=greedy)()
     with pytest.raises(LocalProtocolError, match="more releases than the 2 it is charged for"):
-        worker(work=Greedy()).gradient(X, 0.4, 1)
+        worker(work=work).gradient(X, 0.4, 1)
+
+
+CHANGES = {
+    "shorter": lambda honest: honest[:-1],
+    "numpy scalar": lambda honest: honest[0],
+    "float": lambda honest: float(honest[0]),
+    "two axes": lambda honest: honest[None],
+    "list": lambda honest: honest.tolist(),
+    "integers": lambda honest: honest.astype(np.int64),
+    "NaN": lambda honest: honest * np.nan,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("key", "kind", "base", "method"),
+    [
+        ("privacy.clipping", "clipping", PerSample, "clip"),
+        ("privacy.noise", "law", Gaussian, "draw"),
+        ("local.work", "work", SingleStep, "message"),
+    ],
+)
+def test_what_an_own_part_makes_is_released_only_where_it_is_a_finite_vector(
+    key: str, kind: str, base: type, method: str, name: str
+) -> None:
+    def part(change: Any) -> Any:
+        made = own(base, **{method: lambda *given: change(getattr(base, method)(*given))})
+        return made(1.0) if kind == "law" else made()
+
+    assert worker(**{kind: part(np.copy)}).gradient(X, 0.4, 1).shape == X.shape
+    with pytest.raises(
+        LocalProtocolError, match=f"(?s){key} = .*: must be one array of {X.size} finite floats"
+    ):
+        worker(**{kind: part(CHANGES[name])}).gradient(X, 0.4, 1)
+
+
+def test_a_part_that_redefines_what_it_does_has_no_block_form_of_the_class_it_inherits_from() -> None:
+    assert (PerSample.block_form, own(PerSample, clip=generous).block_form) == ("samples", "")
+    assert own(Gaussian, draw=faint).draw_block.__func__ is NoiseLaw.draw_block.__func__  # type: ignore[attr-defined]
+    assert own(Poisson, draw=favours).draw_block is Sampler.draw_block
+    assert own(PerSample, sensitivity_over_clip=nan).block_form == "samples"
+
+
+def test_a_law_beside_the_scenario_may_be_named_by_set_alone(project: Path) -> None:
+    text = (project / "my.toml").read_text().partition("[privacy]")[0]
+    lines = [line for line in text.splitlines() if "my_" not in line and "local." not in line]
+    plain = [*lines, "[privacy]", "epsilon = 0.5", 'noise = "laplace"']
+    (project / "plain.toml").write_text("\n".join(plain))
+    _, scenario = load_scenario(str(project / "plain.toml"), ["privacy.noise=my_law:Logistic"])
+    assert scenario.privacy.noise == "my_law:Logistic"
+    assert scenario.law(0) is not None
 
 
 # ---- parts whose cost is not what a ledger keeps
 
 
-@dataclass(frozen=True, slots=True)
-class Amplified(PerSample):
-    """A clipping whose cost depends on an option that it calls neutral."""
+def test_a_neutral_option_may_not_change_the_cost_and_has_a_default() -> None:
+    def amplified(clipping: Any, *asked: Any) -> float:
+        return float(clipping.factor * PerSample().sensitivity_over_clip(*asked))
 
-    name: ClassVar[str] = f"{__name__}:Amplified"
-    factor: float = option("how far a record moves the mean", 1.0, neutral=True, at_least=1.0, at_most=100.0)
-
-    def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:
-        return self.factor * PerSample.sensitivity_over_clip(self, adjacency, places, batch_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Flaky(Poisson):
-    """A sampler that states another cost at every second question."""
-
-    name: ClassVar[str] = f"{__name__}:Flaky"
-    asked: ClassVar[Iterator[int]] = count()
-
-    def places(self, batch_size: int) -> int:
-        del batch_size
-        return 1 + next(self.asked) % 2
-
-    def amplification(self) -> Amplification:
-        return NONE
-
-
-@dataclass(frozen=True, slots=True)
-class LongEpochs(Poisson):
-    """A sampler without epochs that wants to be charged once for a thousand batches."""
-
-    name: ClassVar[str] = f"{__name__}:LongEpochs"
-
-    def batches_per_epoch(self, *_: int) -> int:
-        return 1000
-
-
-def test_a_neutral_option_may_not_change_the_cost() -> None:
-    assert Mechanism(Gaussian(1.0), 4, clipping=Amplified())
+    factor = {
+        "factor": option("how far a record moves the mean", 1.0, neutral=True, at_least=1.0, at_most=100.0),
+        "__annotations__": {"factor": "float"},
+    }
+    amplifying = own(PerSample, sensitivity_over_clip=amplified, **factor)
+    assert Mechanism(Gaussian(1.0), 4, clipping=amplifying())
     with pytest.raises(ConfigurationError, match="no neutral option changes it"):
-        Mechanism(Gaussian(1.0), 4, clipping=Amplified(factor=20.0))
+        Mechanism(Gaussian(1.0), 4, clipping=amplifying(factor=20.0))
+    without = own(PerSample, **{**factor, "factor": option("", neutral=True)})
+    with given_objects({OWN: without}), pytest.raises(ConfigurationError, match="'factor' is neutral, so"):
+        CLIPPINGS.describe(OWN)
 
 
 def test_a_cost_is_the_same_each_time_it_is_asked_for() -> None:
+    asked = count()
+    flaky = own(Poisson, places=lambda *_: 1 + next(asked) % 2, amplification=lambda _: NONE)
     with pytest.raises(ConfigurationError, match=r"data\.sampler: places: .* are stated for the same part"):
-        Mechanism(Gaussian(1.0), 4, sampler=Flaky())
+        Mechanism(Gaussian(1.0), 4, sampler=flaky())
 
 
 @pytest.mark.parametrize(
@@ -341,19 +370,21 @@ def test_a_draw_beyond_what_the_sampler_states_is_never_released(rows: Any) -> N
 
 
 def test_an_epoch_has_as_many_batches_as_are_disjoint_and_one_without_epochs() -> None:
-    mechanism = Mechanism(Gaussian(1.0), 4, sampler=LongEpochs())
+    mechanism = Mechanism(Gaussian(1.0), 4, sampler=own(Poisson, batches_per_epoch=lambda *_: 1000)())
     with pytest.raises(
         ConfigurationError, match="batches_per_epoch = 1000: must be a whole number from 1 to 1"
     ):
         ReleaseKind(mechanism, 100)
 
 
+@pytest.mark.parametrize("stated", ["least_records", "batches_per_epoch"])
+def test_a_sampler_that_cannot_state_its_batches_is_refused(stated: str) -> None:
+    for answer, said in ((nothing, f"{stated} = None"), (lambda *_: {}["b"], "does not state its cost")):
+        with pytest.raises(ConfigurationError, match=said):
+            ReleaseKind(Mechanism(Gaussian(1.0), 4, sampler=own(Poisson, **{stated: answer})()), 100)
+
+
 @pytest.mark.parametrize(("sampled", "largest"), [(True, 0), (True, 2.5), (False, 20)])
 def test_a_truncation_that_no_accountant_knows_is_refused(sampled: bool, largest: Any) -> None:
     with pytest.raises(ConfigurationError, match="largest must be a whole number"):
         Amplification(sampled=sampled, largest=largest)
-
-
-def test_a_guarantee_states_one_figure() -> None:
-    with pytest.raises(ConfigurationError, match="states one of them"):
-        Guarantee(Adjacency.ZERO_OUT, epsilon=1.0, noise_multiplier=1.0)

@@ -18,14 +18,13 @@ from common.accounting import total as totals
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.records.tally import Tally
-from mapa import progress
+from mapa import run_view
 from mapa.budget import calibrated
-from mapa.progress import Bar, LineBar, TerminalBar, bar_on, shown_on
 from mapa.recording import record_simulation, said_if_slow
-from mapa.simulation.simulator import simulate
+from mapa.run_view import Bar, LineBar, TerminalBar, bar_on, shown_on
+from mapa.simulation.simulator import World, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
-from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario, small_world
 
 ENGINES: dict[str, Callable[..., Any]] = {
@@ -40,7 +39,7 @@ ENGINES: dict[str, Callable[..., Any]] = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands still until a test moves it."""
     now = [100.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(run_view, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -88,17 +87,16 @@ def test_without_a_terminal_a_line_comes_now_and_then_and_tells_the_end(clock: l
     assert out.getvalue().splitlines() == [f"mapa lr: t {t}/1,200  accuracy 50.00%" for t in (5, 10, 12)]
 
 
-def test_without_a_terminal_a_short_run_says_nothing(clock: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("terminal", "quiet", "seconds"), [(False, False, 3), (False, True, 20), (True, True, 20)]
+)
+def test_a_short_run_without_a_terminal_and_any_run_where_quiet_was_asked_for_say_nothing(
+    clock: list[float], terminal: bool, quiet: bool, seconds: int
+) -> None:
     out = io.StringIO()
-    lines(clock, bar_on(Console(file=out, force_terminal=False), "mapa lr", 3), 3)
+    console = Console(file=out, force_terminal=terminal, quiet=quiet)
+    lines(clock, bar_on(console, "mapa lr", seconds), seconds)
     assert out.getvalue() == ""
-
-
-def test_quiet_is_quiet_with_and_without_a_terminal(clock: list[float]) -> None:
-    for terminal in (False, True):
-        out = io.StringIO()
-        lines(clock, bar_on(Console(file=out, force_terminal=terminal, quiet=True), "mapa lr", 20), 20)
-        assert out.getvalue() == ""
 
 
 def test_a_terminal_gets_a_bar() -> None:

@@ -20,7 +20,7 @@ import mapa
 from common.scenario.scenario import parse_scenario
 from experiments.examples.own import SquaredHinge, TwoRings
 from mapa.algorithms import Algorithm, Problem, Update, Vector, descend, option
-from mapa.progress import NotebookBar, bar_for
+from mapa.run_view import NotebookBar, bar_for
 from mapa.scenario_files import load_scenario
 
 SMALL: dict[str, Any] = {

@@ -16,10 +16,10 @@ from common.scenario.scenario import parse_welcome
 from mapa.commands.containers import for_a_container
 from mapa.scenario_files import load_scenario, shipped_names
 from mapa.scenario_patterns import about_recipe, recipe_names
-from mapa.simulation.simulator import simulate
+from mapa.simulation.simulator import World, simulate
 from mapa.simulation.vectorised import simulate_rounds
-from mapa.simulation.world import World
 from tests.mechanism_support import NORMALISED, POISSON
+from tests.program_support import ROOT
 
 SETS = {"mnist": (28, 28), "fashion": (28, 28), "cifar10": (3, 32, 32)}
 
@@ -73,14 +73,14 @@ def pictures(shape: tuple[int, ...], count: int) -> Samples:
 @pytest.mark.slow
 @pytest.mark.parametrize("data", SETS)
 def test_a_small_run_of_each_kind_learns_and_both_engines_agree(data: str) -> None:
-    changes = [
-        "edges=2",
-        "iterations=41",
-        "batch_size=100",
-        "model.options.landmarks=40",
+    changes = ["edges=2", "iterations=41", "batch_size=100", "model.options.landmarks=40"]
+    changes += [
         "evaluation.every=0",
+        "privacy.total_epsilon=",
+        "privacy.releases=",
+        "privacy.noise_multiplier=1.0",
+        "seed=3",
     ]
-    changes += ["privacy.total_epsilon=", "privacy.releases=", "privacy.noise_multiplier=1.0", "seed=3"]
     _, scenario = load_scenario(f"private-{data}-eps3", changes)
     shape = SETS[data]
     part = pictures(shape, 300)
@@ -88,3 +88,23 @@ def test_a_small_run_of_each_kind_learns_and_both_engines_agree(data: str) -> No
     events, rounds = simulate(world), simulate_rounds(dataclasses.replace(world))
     assert events.tally.evaluations[-1]["accuracy"] > 0.8
     np.testing.assert_allclose(events.x, rounds.x, atol=1e-4)
+
+
+def test_the_demonstration_has_a_stated_budget_and_five_edges_on_unlike_links() -> None:
+    _, scenario = load_scenario("demo")
+    privacy = scenario.privacy
+    assert scenario.seed is None  # secure noise
+    assert (privacy.noise, privacy.scope) == ("gaussian", "all")
+    assert (privacy.total_epsilon, privacy.total_delta) == (3.0, 1e-5)
+    assert len({link.name for link in scenario.links}) == scenario.edges == 5
+    assert privacy.releases is not None
+    assert scenario.iterations == scenario.edges * (privacy.releases - 1) + 1
+    assert scenario.algorithm.name == "tuning-free"
+    assert not scenario.algorithm.rate  # 0 or none: by the rule
+    assert scenario.model.options == {"bias": 0.1}  # as new scenarios have it
+
+    first, second = (ROOT / "mapa" / "scenarios" / "demo.toml").read_text(encoding="utf-8").splitlines()[:2]
+    assert first.startswith("# ")  # which `mapa scenarios` shows
+    assert "ε = 3" in first
+    assert not second.startswith("#")
+    assert "$(BIN)/mapa run demo --dashboard" in (ROOT / "Makefile").read_text()

@@ -11,14 +11,14 @@ from common.accounting.releases import Spent
 from common.accounting.total import total
 from common.records.directory import RunDirectory
 from common.records.tally import Tally
-from common.transport.channel import MemoryChannel
 from edge.client import EdgeClient
-from edge.session import LeaveWanted
+from edge.session import Ending
 from mapa.cloud_run import CloudRun, Setting
 from mapa.recording import record_cloud
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World
 from tests.core_support import small_dataset
 from tests.mapa.test_conversation import RUN, Talk, talk
+from tests.memory_broker import MemoryChannel
 
 
 def summary_of(run: Talk, path: Path) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def summary_of(run: Talk, path: Path) -> dict[str, Any]:
 
 def die(client: EdgeClient) -> None:
     """End an edge as SIGKILL does."""
-    assert isinstance(client.channel, MemoryChannel)
-    client.channel.lose()
-    client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
+    assert isinstance(client.connection.channel, MemoryChannel)
+    client.connection.channel.lose()
+    client.session.receive(Ending(0, "left", "killed"))  # nothing of it is performed
 
 
 def test_restarts_with_the_shuffled_sampler_are_counted(tmp_path: Path) -> None:

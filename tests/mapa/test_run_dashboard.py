@@ -16,21 +16,11 @@ import pytest
 from tests.program_support import PATIENCE, environment, run_mapa, start_mapa
 
 pytestmark = pytest.mark.slow
-SMALL = [
-    "--edges",
-    "2",
-    "--broker",
-    "embedded",
-    "--links",
-    "lan",
-    "--dashboard",
-    "--set",
-    "evaluation.every=10",
-]
+SMALL = "--edges 2 --broker embedded --links lan --dashboard --set evaluation.every=10"
 
 
 def words(runs: Path, iterations: int) -> list[str]:
-    return ["run", "quickstart", *SMALL, "--iterations", str(iterations), "--runs-dir", str(runs)]
+    return [*f"run quickstart {SMALL} --iterations {iterations} --runs-dir".split(), str(runs)]
 
 
 def address_in(lines: Iterator[str]) -> str:

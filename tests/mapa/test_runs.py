@@ -29,18 +29,20 @@ def make_run(runs: Path, name: str, **more: Any) -> Path:
     """Write what a run leaves behind; `more`: summary, manifest, data."""
     path = runs / name
     path.mkdir(parents=True)
+    scenario = {
+        "edges": 5,
+        "iterations": 30,
+        "model": {"name": "lr"},
+        "algorithm": {"name": more.get("algorithm", "mapa")},
+        "data": {"set": more.get("data", "mnist-5k")},
+    }
+    started = more.get("started", "2026-01-01T12:00:00+00:00")
     manifest = {
         "run": name,
         "name": "quickstart",
         "engine": "events",
-        "started": more.get("started", "2026-01-01T12:00:00+00:00"),
-        "scenario": {
-            "edges": 5,
-            "iterations": 30,
-            "algorithm": {"name": more.get("algorithm", "mapa")},
-            "model": {"name": "lr"},
-            "data": {"set": more.get("data", "mnist-5k")},
-        },
+        "started": started,
+        "scenario": scenario,
     }
     (path / "manifest.json").write_text(json.dumps(more.get("manifest", manifest)))
     (path / "events.jsonl").write_text(
@@ -49,17 +51,13 @@ def make_run(runs: Path, name: str, **more: Any) -> Path:
     for file in path.iterdir():
         os.utime(file, (LONG_AGO, LONG_AGO))
     if more.get("summary", True):
+        privacy = {"epsilon": 1.23456, "delta": 1e-5, "reproducible_noise": False, "words": ["Protected."]}
         summary = {
             "updates": 30,
             "reason": more.get("reason", "finished"),
+            "privacy": privacy,
             "metrics": [{"name": "accuracy", "better": "higher"}],
             "final_accuracy": more.get("accuracy", 0.5),
-            "privacy": {
-                "epsilon": 1.23456,
-                "delta": 1e-5,
-                "reproducible_noise": False,
-                "words": ["Protected."],
-            },
         }
         (path / "summary.json").write_text(json.dumps(summary))
     return path
@@ -119,7 +117,7 @@ def test_every_state_is_told(runs: Path) -> None:
     with written_by_somebody(killed):
         assert state_of(killed) == "running"
         assert is_alive(killed)
-    assert line_of_run(killed).updates == 7
+    assert line_of_run(killed)["updates"] == 7
     fresh = make_run(runs, "d", summary=False)
     (fresh / "events.jsonl").touch()  # on a disk without locks nothing else is to be seen
     assert state_of(fresh) == "running"

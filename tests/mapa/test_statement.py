@@ -19,7 +19,8 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from mapa.statement import MOST_PLDS, OWN, EdgeReleases, Statement, state_privacy
+from mapa.releases import OWN
+from mapa.statement import MOST_PLDS, EdgeReleases, Statement, state_privacy
 from tests.mechanism_support import POISSON, SHUFFLED, WITH_REPLACEMENT
 
 DELTA = 1e-5

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mapa.process_run import one_thread_each
-from mapa.processes import VARIABLES, one_thread
+from mapa.processes import VARIABLES, one_thread, one_thread_each
 
 ROOT = Path(__file__).parents[2]
 # a command that only says what it found, in the place of the one that is asked for
@@ -22,7 +21,8 @@ assert "numpy" not in sys.modules
 probe = types.ModuleType("probe")
 probe.command = lambda: print(os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
 sys.modules["probe"] = probe
-cli.COMMANDS = {name: "probe:command", "schedule": "probe:command"}
+cli.COMMANDS = dict.fromkeys((name, "schedule"), ("", ""))
+cli._PLACES = dict.fromkeys(cli.COMMANDS, "probe:command")
 cli.main()
 """
 

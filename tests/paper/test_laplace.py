@@ -77,8 +77,8 @@ def test_a_release_guarantees_the_largest_log_ratio_of_its_densities(
     guarantee = Laplace(0.3).guarantee(mechanism, adjacency)
     assert guarantee.noise_multiplier is None
     assert guarantee.epsilon == pytest.approx(bound_over_grid(mechanism, 0.3, adjacency), rel=1e-9)
-    partly = Mechanism(None, 4, sampling, clipping, scope=Scope.FIRST_CONV)
-    assert "in the clear" in Laplace(0.3).guarantee(partly, adjacency).reason
+    partly = Mechanism(Laplace(0.3), 4, POISSON, clipping, scope=Scope.FIRST_CONV)
+    assert "in the clear" in partly.guarantee(adjacency).reason
 
 
 def test_a_runs_total_is_that_of_pure_releases_under_both_adjacencies() -> None:

@@ -66,10 +66,11 @@ def test_asgd_has_the_square_of_the_delay_and_csgd_none(problem: Problem, t: int
     assert 1 / begun("csgd", problem).learning_rate(t) == pytest.approx(csgd, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["asgd", "csgd"])
-def test_asgd_and_csgd_send_no_sensitivity_and_know_no_stage(name: str) -> None:
-    schedule = begun(name, PROBLEM)
-    assert (schedule.sensitivity, schedule.stage, schedule.opened()) == (0.0, 1, None)
+@pytest.mark.parametrize("name", ["asgd", "csgd", "constant"])
+def test_schedules_without_stages_mind_neither_staleness_nor_an_edge_that_joins(name: str) -> None:
+    schedule = begun(name, PROBLEM, **({"rate": 0.5} if name == "constant" else {}))
+    assert (schedule.stage, schedule.opened()) == (1, None)
+    assert (schedule.sensitivity == 0.0) is (name != "constant")
     assert schedule.after(7, 100) is schedule
     assert schedule.with_moment(1e9, 3) is schedule
 
@@ -102,13 +103,6 @@ def test_constant_steps_by_the_rate_over_the_bound_whatever_the_noise(
     left = (problem.iterations + 1 - t) / problem.iterations
     assert falling.learning_rate(t) == pytest.approx(left * rate / problem.first_clip, rel=1e-9)
     assert falling.learning_rate(t) > 0
-
-
-def test_constant_knows_no_stage_and_minds_no_edge_that_joins() -> None:
-    schedule = begun("constant", PROBLEM, rate=0.5)
-    assert (schedule.stage, schedule.opened()) == (1, None)
-    assert schedule.after(7, 100) is schedule
-    assert schedule.with_moment(1e9, 3) is schedule
 
 
 def test_constant_needs_its_rate_and_its_bound() -> None:

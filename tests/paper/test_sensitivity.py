@@ -13,8 +13,8 @@ from common.mechanism.clipping import Clipping
 from common.mechanism.clippings.quantile import parts_of_bound
 from common.mechanism.guarantee import CLIP_MARGIN, Adjacency, Norm
 from common.mechanism.mechanism import Mechanism
-from common.models.counted import CountedGradients
 from common.models.gradients import OuterGradients, RowGradients
+from common.models.registry import CountedGradients
 from tests.mechanism_support import (
     BATCH_MEAN,
     EVERY_CLIPPING,

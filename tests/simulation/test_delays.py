@@ -17,14 +17,7 @@ from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
 from common.randomness import CounterStreams
 from common.scenario.tables import DelaysTable
-from mapa.simulation.delays import (
-    Arrivals,
-    CyclicArrivals,
-    TimedArrivals,
-    arrivals_for,
-    drawn_trips,
-    recorded_trips,
-)
+from mapa.simulation.delays import Arrivals, arrivals_for, at_once, drawn_trips, recorded_trips
 
 KINDS = ["constant", "uniform", "exponential", "lognormal"]
 
@@ -44,17 +37,17 @@ def order(arrivals: Arrivals) -> list[tuple[float | None, str, int]]:
     return found
 
 
-def test_cyclic_arrivals_keep_the_order_of_sending_and_have_no_time() -> None:
-    arrivals = CyclicArrivals()
+def test_cyclic_arrivals_keep_the_order_of_sending() -> None:
+    arrivals = Arrivals(at_once)
     for k in (2, 0, 1):
-        arrivals.send(k, 99.0, arrived(k, 1))
-    assert order(arrivals) == [(None, "2", 1), (None, "0", 1), (None, "1", 1)]
+        arrivals.send(k, 0.0, arrived(k, 1))
+    assert order(arrivals) == [(0.0, "2", 1), (0.0, "0", 1), (0.0, "1", 1)]
     assert arrivals.next() is None
 
 
 def test_timed_arrivals_come_in_order_of_time_and_ties_in_order_of_sending() -> None:
     times = {(0, 1): 5.0, (1, 1): 1.0, (2, 1): 5.0, (1, 2): 3.5}
-    arrivals = TimedArrivals(lambda edge, n: (0.0, times[edge, n], 0.0))
+    arrivals = Arrivals(lambda edge, n: (0.0, times[edge, n], 0.0))
     for k in range(3):
         arrivals.send(k, 0.0, arrived(k, 1))
     first = arrivals.next()
@@ -66,7 +59,7 @@ def test_timed_arrivals_come_in_order_of_time_and_ties_in_order_of_sending() -> 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=30))
 def test_time_never_runs_backwards(trips: list[float]) -> None:
-    arrivals = TimedArrivals(lambda edge, n: (0.0, trips[edge], 0.0))  # noqa: ARG005
+    arrivals = Arrivals(lambda edge, n: (0.0, trips[edge], 0.0))  # noqa: ARG005
     for k in range(len(trips)):
         arrivals.send(k, 0.0, arrived(k, 1))
     times = [when for when, _, _ in order(arrivals)]
@@ -131,12 +124,6 @@ def test_the_three_parts_of_a_trip_are_drawn_apart() -> None:
     assert trip(0, 1) != trip(0, 2) != trip(1, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_by_name(kind: str) -> None:
-    assert isinstance(arrivals_for(table(kind), CounterStreams.seeded(0)), TimedArrivals)
-    assert isinstance(arrivals_for(table("cyclic"), CounterStreams.seeded(0)), CyclicArrivals)
-
-
 def test_recorded_trips_are_cycled_and_unknown_edges_take_those_of_others(tmp_path: Path) -> None:
     file = tmp_path / "delays.csv"
     file.write_text("edge,compute,up,down\n0,1,2,3\n0,4,5,6\n7,0.5,0,0\n")
@@ -145,8 +132,9 @@ def test_recorded_trips_are_cycled_and_unknown_edges_take_those_of_others(tmp_pa
     assert trip(7, 5) == (0, 0.5, 0)
     assert trip(1, 1) == (0, 0.5, 0)  # the second of the file's edges
     assert trip(2, 1) == (3, 1, 2)
-    recorded = table("recorded", file=str(file))
-    assert isinstance(arrivals_for(recorded, CounterStreams.seeded(0)), TimedArrivals)
+    arrivals = arrivals_for(table("recorded", file=str(file)), CounterStreams.seeded(0))
+    arrivals.send(0, 1.0, arrived(0, 1))
+    assert order(arrivals) == [(7.0, "0", 1)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from dataclasses import replace
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.records.events import Journal
 from mapa.cli import main
-from mapa.simulation.simulator import Outcome, simulate
+from mapa.simulation.simulator import Outcome, World, simulate
 from mapa.simulation.vectorised import simulate_many, simulate_rounds
-from mapa.simulation.world import World
-from tests.core_support import small_scenario, small_world
+from tests.core_support import recorded, small_scenario, small_world
 
 STEEP: dict[str, Any] = {"algorithm": {"name": "constant", "rate": 1e38, "first_clip": 2.0}}
 UNCLIPPED: dict[str, Any] = {
@@ -28,9 +25,7 @@ ENGINES = {"events": simulate, "vectorised": simulate_rounds}
 
 
 def run(engine: str, world: World) -> tuple[Outcome, list[dict[str, Any]]]:
-    stream = io.StringIO()
-    outcome = ENGINES[engine](world, Journal(stream))
-    return outcome, [json.loads(line) for line in stream.getvalue().splitlines()]
+    return recorded(ENGINES[engine], world)
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
@@ -92,4 +87,5 @@ def test_the_command_says_so_in_its_exit_code_and_numpy_says_nothing(
     assert summary["reason"] == "diverged"
     assert summary["final_loss"] is None
     assert summary["updates"] < summary["iterations"]
-    assert err == ""
+    # on a busy machine the account takes long enough to be announced
+    assert all(line.startswith("accounting ε") for line in err.splitlines())

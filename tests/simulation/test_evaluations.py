@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,17 @@ from typing import Any
 import pytest
 
 import mapa
-from common.records.events import Journal
 from common.scenario.scenario import parse_scenario
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
-from tests.core_support import small_scenario, small_world
+from tests.core_support import recorded, small_scenario, small_world
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "events": simulate,
     "vectorised": simulate_rounds,
     "block": lambda world, journal: simulate_rounds(world, journal, blocks=True),
-    "synchronous": lambda world, journal: simulate_synchronously(world, journal).outcome,
+    "synchronous": simulate_synchronously,
 }
 
 
@@ -30,9 +27,7 @@ def evaluated(engine: str, **changes: Any) -> tuple[list[int], list[dict[str, An
     """Return the updates of a run's evaluations by its tally, and its events."""
     if engine == "synchronous":
         changes["delays"] = {"kind": "constant"}
-    stream = io.StringIO()
-    outcome = ENGINES[engine](small_world(**changes), Journal(stream))
-    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    outcome, events = recorded(ENGINES[engine], small_world(**changes))
     return [one.updates for one in outcome.tally.evaluations], events
 
 

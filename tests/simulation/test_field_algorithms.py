@@ -13,10 +13,8 @@ from common.errors import ConfigurationError
 from common.metrics import ACCURACY, LOSS
 from common.quantities import Vector
 from common.scenario.scenario import parse_scenario
-from mapa.simulation.plan import check_plannable
-from mapa.simulation.simulator import simulate
+from mapa.simulation.simulator import World, simulate
 from mapa.simulation.synchronous import simulate_synchronously
-from mapa.simulation.world import World
 from tests.core_support import small_scenario, small_world
 
 LEARNERS: dict[str, dict[str, Any]] = {
@@ -98,7 +96,7 @@ def test_before_the_tail_begins_x_itself_is_evaluated() -> None:
 def test_in_rounds_the_average_counts_rounds() -> None:
     def result(**table: Any) -> Vector:
         world = small_world(algorithm={**CONSTANT, **table}, delays={"kind": "uniform"})
-        return simulate_synchronously(world).outcome.x
+        return simulate_synchronously(world).x
 
     plain = result()
     assert not np.allclose(plain, result(average="tail"), rtol=1e-3)
@@ -129,12 +127,6 @@ def test_a_record_holds_the_average_only_where_there_is_one() -> None:
     assert parse_scenario(ema.canonical()) == ema
     assert ema.digest != plain.digest
     assert "algorithm" not in ema.for_edge(0)
-
-
-def test_the_vectorised_engine_refuses_an_average() -> None:
-    check_plannable(small_world(algorithm=CONSTANT))
-    with pytest.raises(ConfigurationError, match=r"algorithm\.average = 'ema'; --engine events"):
-        check_plannable(small_world(algorithm={**CONSTANT, "average": "ema"}))
 
 
 def test_normalised_gradients_make_the_bound_a_unit_of_measure() -> None:

@@ -9,13 +9,11 @@ import pytest
 
 from cloud.assembly import terms_for
 from common.algorithms import describe
-from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId
-from mapa.recording import privacy_of
+from mapa.releases import privacy_of
 from mapa.simulation.delays import drawn_trips
 from mapa.simulation.simulator import simulate
-from mapa.simulation.vectorised import check_vectorised
 from tests.core_support import small_scenario, small_world
 
 STEPS: dict[str, Any] = {
@@ -54,13 +52,6 @@ def test_every_private_algorithm_runs_with_local_steps(name: str) -> None:
     for row, messages in zip(stated["edges"], outcome.releases, strict=True):
         assert (row["releases"], row["charges"], row["local_steps"]) == (messages, 3 * messages, 3)
     assert any("mean of 3 noised gradients" in line for line in stated["words"])
-
-
-@pytest.mark.parametrize(("engine", "blocks"), [("vectorised", False), ("block", True)])
-def test_an_engine_without_local_steps_refuses_them_by_name(engine: str, blocks: bool) -> None:
-    world = small_world(algorithm={"name": "constant", "rate": 0.05}, **STEPS)
-    with pytest.raises(ConfigurationError, match=rf"'{engine}'.*local\.steps = 3.*--engine events"):
-        check_vectorised([world], blocks=blocks)
 
 
 def test_a_message_of_three_gradients_takes_three_times_as_long_to_make() -> None:

@@ -15,9 +15,7 @@ from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
 from mapa.scenario_files import load_scenario, shipped_names
 from mapa.scenario_patterns import recipe_names
-from mapa.simulation.simulator import simulate
-from mapa.simulation.vectorised import check_vectorised, simulate_rounds
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, simulate
 from tests.core_support import small_world
 from tests.mechanism_support import PER_SAMPLE, POISSON
 
@@ -129,14 +127,6 @@ def test_a_run_that_asks_for_more_ends_without_budget_and_within_it(within_budge
     outcome = simulate(replace(within_budget, scenario=longer))
     assert within_budget.caps == [100, 100]
     assert (outcome.reason, outcome.releases, outcome.tally.updates) == ("no-budget", [100, 100], 200)
-
-
-def test_both_engines_step_by_the_same_falling_rate() -> None:
-    world, twin = constant(81, noise_multiplier=2.0), constant(81, noise_multiplier=2.0)
-    check_vectorised([twin])
-    events, rounds = simulate(world), simulate_rounds(twin)
-    assert abs(events.x).max() > 0.01
-    assert abs(events.x - rounds.x).max() < 1e-5
 
 
 def test_a_run_over_the_wire_is_named_by_the_model_that_it_needs() -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,145 +24,14 @@ from common.datasets.dataset import Dataset
 from common.quantities import Vector
 from common.scenario.scenario import parse_scenario
 from experiments.harness import ONE_THREAD
-from mapa.simulation.simulator import Outcome, simulate
+from mapa.simulation.simulator import Outcome, World, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
-from mapa.simulation.world import World
 
 STORED = Path(__file__).with_name("seeded_results.json")
 _SAMPLE = 16  # coordinates of the final model that are compared where bytes cannot be
 
-_CALM = {"loss_gap": 1e-4}  # short stages, so that a short run sees several
-SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
-    "events-csgd-lr": ("events", {"iterations": 300, "algorithm": {"name": "csgd"}}),
-    "events-asgd-svm": (
-        "events",
-        {
-            "iterations": 300,
-            "edges": 7,
-            "model": {"name": "svm"},
-            "algorithm": {"name": "asgd"},
-            "data": {"sampler": "with-replacement"},
-            "delays": {"kind": "lognormal", "speeds": [1.0, 2.0, 0.5]},
-        },
-    ),
-    "events-audp-lr-gaussian": (
-        "events",
-        {
-            "iterations": 300,
-            "algorithm": {"name": "audp", "first_clip": 4.0},
-            "privacy": {"noise": "gaussian", "noise_multiplier": [1.0, 2.0]},
-            "delays": {"kind": "exponential"},
-        },
-    ),
-    "events-mapa-lr-batch-mean": (
-        "events",
-        {
-            "iterations": 400,
-            "algorithm": {"name": "mapa", "first_clip": 8.0, "rule": "table", **_CALM},
-            "privacy": {"noise": "exponential-norm", "epsilon": [1.0, 0.5], "clipping": "batch-mean"},
-        },
-    ),
-    "events-constant-softmax-gamma": (
-        "events",
-        {
-            "iterations": 200,
-            "model": {"name": "softmax"},
-            "data": {"sampler": "shuffled", "partition": "dirichlet"},
-            "algorithm": {"name": "constant", "first_clip": 1.0, "rate": 0.3, "rate_decay": "linear"},
-            "privacy": {"noise": "gamma-norm", "epsilon": 50.0},
-        },
-    ),
-    "events-mapa-cnn-first-conv": (
-        "events",
-        {
-            "iterations": 40,
-            "edges": 3,
-            "model": {"name": "cnn"},
-            "algorithm": {"name": "mapa", "first_clip": 8.0, **_CALM},
-            "privacy": {"noise": "gaussian", "noise_multiplier": 1.0, "scope": "first-conv"},
-        },
-    ),
-    "events-mapa-measured": (
-        "events",
-        {
-            "iterations": 400,
-            "edges": 6,
-            "algorithm": {
-                "name": "mapa",
-                "first_clip": 50.0,
-                "tau_max": 1,
-                "tau_max_from": "measured",
-                "loss_gap": 0.1,
-            },
-            "privacy": {"noise": "exponential-norm", "epsilon": 50.0},
-            "delays": {"kind": "exponential", "speeds": [1.0, 10.0]},
-        },
-    ),
-    "vectorised-mapa-lr-gamma": (
-        "vectorised",
-        {
-            "iterations": 400,
-            "algorithm": {"name": "mapa", "first_clip": 8.0, **_CALM},
-            "privacy": {"noise": "gamma-norm", "epsilon": 100.0},
-        },
-    ),
-    "vectorised-audp-softmax-batch-mean": (
-        "vectorised",
-        {
-            "iterations": 200,
-            "edges": 4,
-            "model": {"name": "softmax"},
-            "algorithm": {"name": "audp", "first_clip": 4.0},
-            "privacy": {"noise": "exponential-norm", "epsilon": 1.0, "clipping": "batch-mean"},
-        },
-    ),
-    "vectorised-csgd-svm": (
-        "vectorised",
-        {"iterations": 300, "model": {"name": "svm"}, "algorithm": {"name": "csgd"}},
-    ),
-    "block-constant-lr-gaussian": (
-        "block",
-        {
-            "iterations": 400,
-            "algorithm": {"name": "constant", "first_clip": 2.0, "rate": 0.5},
-            "privacy": {"noise": "gaussian", "noise_multiplier": 1.5},
-        },
-    ),
-    "block-mapa-svm": (
-        "block",
-        {
-            "iterations": 400,
-            "model": {"name": "svm"},
-            "data": {"sampler": "with-replacement"},
-            "algorithm": {"name": "mapa", "first_clip": 8.0, **_CALM},
-            "privacy": {"noise": "exponential-norm", "epsilon": 1.0},
-        },
-    ),
-    "synchronous-audp-lr": (
-        "synchronous",
-        {
-            "iterations": 300,
-            "algorithm": {"name": "audp", "first_clip": 4.0},
-            "privacy": {"noise": "gaussian", "noise_multiplier": 1.0},
-            "delays": {"kind": "uniform"},
-        },
-    ),
-    "synchronous-mapa-svm": (
-        "synchronous",
-        {
-            "iterations": 300,
-            "model": {"name": "svm"},
-            "algorithm": {"name": "mapa", "first_clip": 8.0, "loss_gap": 1e-5},
-            "privacy": {"noise": "exponential-norm", "epsilon": 1.0},
-            "delays": {"kind": "exponential"},
-        },
-    ),
-    "synchronous-asgd-lr": (
-        "synchronous",
-        {"iterations": 200, "algorithm": {"name": "asgd"}, "delays": {"kind": "constant"}},
-    ),
-}
+SCENARIOS = tomllib.loads(Path(__file__).with_name("seeded_scenarios.toml").read_text(encoding="utf-8"))
 
 
 def fingerprint() -> str:
@@ -195,14 +65,15 @@ def dataset() -> Dataset:
 
 
 def outcome_of(name: str) -> Outcome:
-    engine, values = SCENARIOS[name]
+    values = dict(SCENARIOS[name])
+    engine = values.pop("engine")
     world = World.on(
         parse_scenario({"seed": 11, "batch_size": 8, "evaluation": {"every": 100}, **values}), dataset()
     )
     if engine == "events":
         return simulate(world)
     if engine == "synchronous":
-        return simulate_synchronously(world).outcome
+        return simulate_synchronously(world)
     return simulate_rounds(world, blocks=engine == "block")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import signal
 from dataclasses import replace
 from typing import Any
@@ -22,15 +21,19 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.randomness import streams_for
-from common.records.events import Journal
+from common.records.recorder import Journal
 from common.records.tally import Tally
-from edge.assembly import shards_for
-from mapa.simulation.plan import plan_for
-from mapa.simulation.simulator import Outcome, simulate
-from mapa.simulation.vectorised import check_vectorised, simulate_many, simulate_rounds
-from mapa.simulation.vectorised_run import BlockStreams, noise_block
-from mapa.simulation.world import World
-from tests.core_support import small_dataset, small_scenario, small_world
+from edge.shards import shards_for
+from mapa.simulation.simulator import Outcome, World, simulate
+from mapa.simulation.vectorised import (
+    BlockStreams,
+    VectorisedRun,
+    check_vectorised,
+    noise_block,
+    simulate_many,
+    simulate_rounds,
+)
+from tests.core_support import recorded, small_dataset, small_scenario, small_world
 from tests.mechanism_support import POISSON, WITH_REPLACEMENT
 
 MODELS = ["lr", "svm", "softmax"]
@@ -47,14 +50,11 @@ PLAIN = list(itertools.product(["asgd", "csgd"], MODELS, SAMPLERS))
 
 def assert_same_run(world: World, *, rounds: int | None = None) -> None:
     """Both engines: x to 1e-5, and every record but the evaluations' digits the same."""
-    sheets = io.StringIO(), io.StringIO()
-    events, vectorised = simulate(world, Journal(sheets[0])), simulate_rounds(world, Journal(sheets[1]))
+    (events, told), (vectorised, told_too) = recorded(simulate, world), recorded(simulate_rounds, world)
     scale = max(1.0, float(np.abs(events.x).max()))
     assert float(np.abs(events.x - vectorised.x).max()) <= 1e-5 * scale
     assert float(np.abs(events.x).max()) > 1e-3  # it went somewhere
-    lines = [
-        [line for line in sheet.getvalue().splitlines() if '"evaluated"' not in line] for sheet in sheets
-    ]
+    lines = [[one for one in sheet if one["event"] != "evaluated"] for sheet in (told, told_too)]
     assert lines[0] == lines[1]
     assert len(lines[0]) > world.scenario.iterations
     assert events.releases == vectorised.releases
@@ -101,6 +101,12 @@ def test_it_agrees_where_nothing_is_clipped_or_noised(algorithm: str, model: str
         {"edges": 7, "iterations": 7},
         {"edges": 7, "iterations": 8},
         {"edges": 200, "iterations": 500, "data": {"partition": "shared"}},
+        {"batch_size": 1, "data": {"sampler": "poisson"}, "edges": 2},  # some batches are empty
+        {
+            "algorithm": {"name": "constant", "rate": 0.5, "rate_decay": "linear"},
+            "edges": 2,
+            "iterations": 81,
+        },
         {"evaluation": {"every": 0}},
         {"evaluation": {"every": 1}},
         {"evaluation": {"every": 7}},
@@ -144,23 +150,11 @@ def test_both_engines_write_the_same_lines_in_the_same_order(data: st.DataObject
         data={"sampler": data.draw(st.sampled_from(SAMPLERS))},
         model={"name": data.draw(st.sampled_from(MODELS))},
     )
-    sheets = io.StringIO(), io.StringIO()
-    simulate(world, Journal(sheets[0]))
-    simulate_rounds(world, Journal(sheets[1]))
-    one, two = ([_without_digits(line) for line in sheet.getvalue().splitlines()] for sheet in sheets)
+    one, two = (recorded(engine, world)[1] for engine in (simulate, simulate_rounds))
+    for event in (*one, *two):
+        if event["event"] == "evaluated":
+            del event["loss"], event["accuracy"]
     assert one == two
-
-
-def _without_digits(line: str) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(line)
-    if event["event"] == "evaluated":
-        del event["loss"], event["accuracy"]
-    return event
-
-
-def test_it_agrees_where_poisson_batches_are_empty() -> None:
-    world = small_world(batch_size=1, data={"sampler": "poisson"}, edges=2)
-    assert_same_run(world)
 
 
 def siblings(changes: list[dict[str, Any]]) -> list[World]:
@@ -307,18 +301,6 @@ def test_block_streams_refuse_epochs_that_they_do_not_have() -> None:
         simulate_rounds(small_world(data={"sampler": "shuffled"}), blocks=True)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"delays": {"kind": "constant"}},
-        {"records": {"diagnostics": True}},
-    ],
-)
-def test_what_it_cannot_run_is_refused_by_name(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="engine = 'vectorised'"):
-        check_vectorised([small_world(**changes)])
-
-
 @pytest.mark.parametrize(("engine", "blocks"), [("vectorised", False), ("block", True)])
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -331,6 +313,7 @@ def test_what_it_cannot_run_is_refused_by_name(changes: dict[str, Any]) -> None:
             r"privacy\.clipping = 'quantile' has no vectorised form.*--engine events",
         ),
         ({"delays": {"kind": "constant"}}, r"needs delays\.kind = 'cyclic'"),
+        ({"records": {"diagnostics": True}}, r"needs .* and no diagnostics"),
         ({"algorithm": {"name": "adam", "rate": 0.2}}, "algorithm 'adam' has no vectorised form"),
         ({"algorithm": {"name": "constant", "rate": 0.2, "average": "ema"}}, "keeps no average"),
         (
@@ -359,7 +342,7 @@ def test_a_sweep_must_share_its_shape() -> None:
 
 def test_the_plan_is_what_the_server_does() -> None:
     world = small_world(algorithm={"loss_gap": 0.01}, iterations=60)
-    plan = plan_for(world, [world.scenario.law(k) for k in range(4)])
+    plan = VectorisedRun(world, None, blocks=False)
     opened = simulate(world).tally.summary()["stages"]
     assert [plan.openings[stage["t"]].stage for stage in opened] == [stage["stage"] for stage in opened]
     assert len(plan.openings) == len(opened) > 2
@@ -373,9 +356,7 @@ def test_an_interrupt_waits_for_the_end_of_a_stretch() -> None:
         if tally.updates >= 30:
             signal.raise_signal(signal.SIGINT)
 
-    stream = io.StringIO()
-    outcome = simulate_rounds(small_world(iterations=3000), Journal(stream), interrupt)
-    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    outcome, events = recorded(simulate_rounds, small_world(iterations=3000), interrupt)
     done = sum(event["event"] == "gradient_applied" for event in events)
     assert outcome.reason == "interrupted"
     assert 30 <= done == outcome.tally.updates < 3000

@@ -17,10 +17,8 @@ from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
 from common.quantities import Vector
-from mapa.simulation.simulator import simulate
-from mapa.simulation.vectorised import simulate_rounds
-from mapa.simulation.vectorised_run import BlockStreams, noise_block
-from mapa.simulation.world import World
+from mapa.simulation.simulator import World, simulate
+from mapa.simulation.vectorised import BlockStreams, noise_block, simulate_rounds
 from tests.core_support import SIDE, small_dataset, small_scenario, small_world
 
 

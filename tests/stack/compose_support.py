@@ -14,13 +14,28 @@ from typing import Any
 
 import pytest
 
-from common.records.reader import Tail
+from common.records.reader import Record, read_events
 from mapa.container_run import NUMBER, PROJECT, Stack
+from mapa.runs import NewRun
 
 ROOT = Path(__file__).parents[2]
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.
 MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
 PATIENCE = 480.0  # seconds; reached only where something hangs
+
+
+class Records(NewRun):
+    """The events of the run, so far."""
+
+    def named(self, event: str) -> list[Record]:
+        """Return every event of this name."""
+        lines = () if self.path is None else read_events(self.path)
+        return [record for record in lines if record["event"] == event]
+
+    @property
+    def edges(self) -> set[int]:
+        """The indices of the edges whose gradients were applied."""
+        return {record["edge"] for record in self.named("gradient_applied")}
 
 
 @dataclass
@@ -30,7 +45,7 @@ class Compose:
     stack: Stack
     environment: dict[str, str]
     file: Path = ROOT / "docker-compose.yml"
-    tail: Tail | None = None
+    tail: Records | None = None
     said: list[str] = field(default_factory=list)
 
     def __call__(self, *words: str, check: bool = True) -> str:
@@ -62,7 +77,7 @@ class Compose:
         self("up", "--detach", "--no-build", "--no-recreate", "--no-deps", "--scale", f"edge={edges}", "edge")
 
     @property
-    def records(self) -> Tail:
+    def records(self) -> Records:
         assert self.tail is not None
         return self.tail
 
@@ -115,14 +130,14 @@ def compose(engine: Any, runs: Path, **environment: str) -> Iterator[Compose]:
     values = {"RUNS_DIR": str(runs), "EDGE_IMAGE": "mapa-edge", "EDGE_TARGET": "edge", "PULL_POLICY": "never"}
     values["GATHER"] = "600"  # however long they take to start: nobody begins without them
     project = Compose(Stack(engine, f"mapa-test-{secrets.token_hex(4)}"), {**values, **environment})
-    project.tail = Tail(runs)
+    project.tail = Records(runs)
     try:
         yield project
     finally:
         project("--profile", "*", "down", "--volumes", "--timeout", "1", check=False)
 
 
-def assert_applied_exactly_once(records: Tail, updates: int) -> Counter[int]:
+def assert_applied_exactly_once(records: Records, updates: int) -> Counter[int]:
     """Check the record of every update: t from 1 to T, no (edge, sequence) twice, none left out."""
     applied = records.named("gradient_applied")
     assert [event["t"] for event in applied] == list(range(1, updates + 1))

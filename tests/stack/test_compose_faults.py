@@ -26,11 +26,12 @@ def hold(project: Compose, kind: FaultKind, whom: str, *, stops_all: bool) -> No
         threading.Event().wait(AWAY)  # nothing happens meanwhile that could be awaited
         return records.updates == before
 
-    with project.stack.fault(kind, whom):
-        if stops_all:
-            project.stack.until(stands_still, PATIENCE, f"a standstill while {whom} is away")
-        else:
-            project.until_updates(records.updates + 50)
+    project.stack.fault(kind, whom, True)
+    if stops_all:
+        project.stack.until(stands_still, PATIENCE, f"a standstill while {whom} is away")
+    else:
+        project.until_updates(records.updates + 50)
+    project.stack.fault(kind, whom, False)
     project.until_updates(records.updates + 100)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.page_support import write_project
+from tests.pages_support import write_project
 from tests.program_support import run_mapa
 from tests.stack.compose_support import MARKS, names_on
 

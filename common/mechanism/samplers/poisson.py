@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from common.mechanism.sampler import POISSON, Amplification, Sampler, poisson_rows
+from common.mechanism.sampler import POISSON, Amplification, Sampler
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose
 
@@ -31,7 +32,9 @@ class Poisson(Sampler):
         return POISSON
 
     def most_rows(self, batch_size: int, nats: float) -> float:
-        return poisson_rows(batch_size, nats)
+        # Bernstein: a binomial of mean b exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
+        third = nats / 3
+        return batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
 
     def draw_block(
         self, rng: np.random.Generator, shard_sizes: npt.NDArray[np.int64], batch_size: int

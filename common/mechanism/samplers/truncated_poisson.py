@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from common.errors import ConfigurationError
-from common.mechanism.sampler import Amplification, Sampler, poisson_rows
+from common.mechanism.sampler import Amplification
+from common.mechanism.samplers.poisson import Poisson
 from common.options import option
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedPoisson(Sampler):
+class TruncatedPoisson(Poisson):
     """As poisson, but of a larger batch only B_max records: fewer of the same distinct ones."""
 
     name: ClassVar[str] = "truncated-poisson"
@@ -24,14 +25,11 @@ class TruncatedPoisson(Sampler):
         size = min(rng.binomial(shard_size, batch_size / shard_size), self.largest_batch)
         return rng.choice(shard_size, size, replace=False, shuffle=False)
 
-    def places(self, batch_size: int) -> int:  # noqa: ARG002
-        return 1
-
     def amplification(self) -> Amplification:
         return Amplification(sampled=True, largest=self.largest_batch)
 
     def most_rows(self, batch_size: int, nats: float) -> float:
-        return min(poisson_rows(batch_size, nats), self.largest_batch)
+        return min(Poisson.most_rows(self, batch_size, nats), self.largest_batch)
 
     def memory_rows(self, batch_size: int) -> int:  # noqa: ARG002
         return self.largest_batch
@@ -43,9 +41,8 @@ class TruncatedPoisson(Sampler):
             )
 
     def resized(self, batch_size: int, to: int) -> Self:
-        return replace(
-            self, largest_batch=max(self.largest_batch, round(self.largest_batch * to / batch_size))
-        )
+        most = max(self.largest_batch, round(self.largest_batch * to / batch_size))
+        return replace(self, largest_batch=most)
 
 
 PART = TruncatedPoisson
