@@ -50,10 +50,10 @@ MOMENT = 2.0  # of the exponential norm at ε = 1
 
 
 def test_a_hello_is_welcomed_with_an_index_and_the_first_model() -> None:
-    server = cloud()
-    effects = server.receive(hello("a"))
+    server, said = cloud(), hello("a")
+    effects = server.receive(said)
     assert kinds(effects) == ["Welcome", "EdgeJoined", "StageOpened", "SendModel"]
-    assert effects[0] == Welcome(edge_id=EdgeId("a"), index=0, edges=3, last_sequence=0)
+    assert effects[0] == Welcome(edge_id=EdgeId("a"), index=0, edges=3, last_sequence=0, number=said.number)
     assert effects[1] == EdgeJoined(0, EdgeId("a"), 1, "exponential-norm", 1.0, None, False)
     sent = only(SendModel, effects)
     stage = first_stage(MOMENT, PROBLEM, 2)
