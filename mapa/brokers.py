@@ -35,7 +35,7 @@ _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/loc
 
 # glibc gives large buffers back at every message and faults them in again at the next: at 21,840 parameters
 # that was most of the broker's time (64 page faults an update, 395 µs; kept: none, 105–140 µs).
-_KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Broker:
         with self.log.open("ab") as log:
             # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
             pipes = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
-            self._child = start_child(self.command, **pipes, env={**os.environ, **_KEEP_PAGES})
+            self._child = start_child(self.command, **pipes, env={**os.environ, **KEEP_PAGES})
         until = time.monotonic() + timeout
         while not accepts(self.address, greeting=self.needs_greeting):
             if self._child.poll() is not None or time.monotonic() > until:

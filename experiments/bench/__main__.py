@@ -94,4 +94,8 @@ if __name__ == "__main__":
         from experiments.bench.soak import main as soak
 
         sys.exit(soak(sys.argv[2:]))
+    if sys.argv[1:2] == ["cloud"]:
+        from experiments.bench.clouds import main as cloud
+
+        sys.exit(cloud(sys.argv[2:]))
     sys.exit(main())

@@ -30,9 +30,9 @@ _PATIENCE = 180.0  # seconds for the beginning, and for the end
 
 
 @contextlib.contextmanager
-def program(*words: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python program of this project with one BLAS thread; it ends with the block."""
-    environment = without_options({**one_thread_each(), "PYTHONPATH": str(_ROOT)})
+def program(*words: str, tree: Path = _ROOT, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program of this project, or of another tree of it, with one BLAS thread; it ends with the block."""
+    environment = without_options({**one_thread_each(), "PYTHONPATH": str(tree)})
     command = ends_with_parent([sys.executable, "-P", *words])
     with subprocess.Popen(command, env=environment, text=True, **streams) as process:
         try:
@@ -112,7 +112,7 @@ class Fleet:
 @contextlib.contextmanager
 def lean_fleet(processes: int) -> Iterator[Fleet]:
     with contextlib.ExitStack() as stack:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         words = ("-m", "experiments.bench.edges")
         yield Fleet([stack.enter_context(program(*words, **pipes)) for _ in range(processes)])
 

@@ -1,7 +1,8 @@
 """Lean edges for every bench: the real protocol on a real channel, but a prepared vector instead of a gradient.
 
 `python -m experiments.bench.edges` reads a task a line from stdin as JSON, takes part in that run until its halt, and
-answers with a line. The same children serve every cloud that is measured; the authors' way has edges of its own.
+answers with a line; the authors' way has edges of its own. With the arguments of lean_edges.c it does what that
+program does, where there is no compiler.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pickle
 import random
 import sys
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +61,7 @@ class LeanEdge:
         self.edge_id, self.loop, self.pause, self.rng = edge_id, loop, task.pause, rng
         vector = np.full(task.dimension, 1e-3, np.float32)
         self.vectors = NoisyGradient(vector), NoisyGradient(-vector)  # in turn: x stays where it is
-        self.sequence = self.hellos = self.resent = 0
+        self.sequence = self.hellos = self.resent = self.models = 0
         self.refused: Counter[str] = Counter()
         self.trips: list[tuple[float, float]] = []  # when answered; seconds since it was first sent
         self._nonce, self._incarnation = codec.new_nonce(), -1
@@ -108,6 +110,7 @@ class LeanEdge:
         now = self.loop.now()
         if self.sequence and self.pause:
             self.trips.append((now, now - self._since))
+        self.models += 1
         vector = self.vectors[self.sequence % 2]
         gradient = GradientArrived(
             self.edge_id, self.sequence + 1, sent.version, sent.sensitivity, vector, sent.incarnation
@@ -168,6 +171,34 @@ def take_part(task: EdgeTask, ids: list[EdgeId]) -> dict[str, Any]:
     return {"ended": ended, "refused": dict(refused), "resent": sum(edge.resent for edge in edges)}
 
 
+def take_part_for(words: list[str]) -> dict[str, Any]:
+    """Do what lean_edges.c does, with its arguments; the bytes of a hello are not needed."""
+    port, run, edges, dimension, warm, seconds, patience, _hello, *pids = words
+    clocks = [
+        time.CLOCK_PROCESS_CPUTIME_ID,
+        *(~int(pid) << 3 | 2 for pid in pids),
+    ]  # as clock_getcpuclockid has it
+    task = EdgeTask(broker=f"127.0.0.1:{port}", run=run, dimension=int(dimension))
+    with SelectorLoop() as loop:
+        all_edges = [LeanEdge(EdgeId(f"edge-{k}"), task, loop, random.Random(k)) for k in range(int(edges))]
+        came = loop.now()
+        if not loop.serve(lambda: all(edge.models for edge in all_edges), until=came + float(patience)):
+            begun = sum(edge.models > 0 for edge in all_edges)
+            return {"error": f"{begun} of {edges} edges had a model"}
+        first = loop.now()
+        loop.serve(lambda: False, until=first + float(warm))
+        began, before = loop.now(), sum(edge.models for edge in all_edges)
+        spent = [time.clock_gettime(clock) for clock in clocks]
+        loop.serve(lambda: False, until=began + float(seconds))
+        return {
+            "updates": sum(edge.models for edge in all_edges) - before,
+            "seconds": loop.now() - began,
+            "first": first - came,
+            "resent": 0,
+            "cpu": [time.clock_gettime(clock) - start for clock, start in zip(clocks, spent, strict=True)],
+        }
+
+
 # -- what NOT to do, as the paper's authors did it: whoever may publish may run code where it is unpickled ----------
 
 
@@ -210,6 +241,9 @@ def take_part_as_authors(task: EdgeTask, ids: list[EdgeId]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        print(json.dumps(take_part_for(sys.argv[1:])))
+        sys.exit()
     for line in sys.stdin:
         given = EdgeTask(**json.loads(line))
         named = [EdgeId(f"edge-{k}") for k in range(given.first, given.first + given.count)]
