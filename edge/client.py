@@ -364,7 +364,7 @@ class EdgeClient:
                 assert self.preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
                 worker = self.preparation.worker
-                self._tell(make_gradient(worker, self.ledger, self.run, sequence, received))
+                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -456,34 +456,48 @@ class EdgeClient:
 
 
 def make_gradient(
-    worker: EdgeWorker, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
-) -> protocol.GradientDebited | protocol.Ending:
-    """Make the gradient of this sequence and debit it, with its bytes; only then may these leave."""
+    worker: EdgeWorker,
+    ledger: Ledger,
+    run: RunId,
+    sequence: int,
+    received: ModelReceived,
+    tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
+) -> None:
+    """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
+
+    def debited(failure: LedgerUnavailableError | None) -> None:
+        if failure is None:
+            tell(protocol.GradientDebited(sequence))
+        else:  # a full disk: what is not debited does not leave
+            tell(protocol.Ending(protocol.EXIT_FAILED, str(failure), "failed"))
+
     worker.sequence = sequence - 1
     try:
         made = worker.receive(received)
     except MemoryError as error:
-        return protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed")
+        tell(protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed"))
+        return
     try:
         payload = codec.encode_gradient(made)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
-        return protocol.Ending(protocol.EXIT_FAILED, "the gradient is not finite: the run diverges", "failed")
+        text = "the gradient is not finite: the run diverges"
+        tell(protocol.Ending(protocol.EXIT_FAILED, text, "failed"))
+        return
     if sequence > 1:
         ledger.acknowledge(run, sequence - 1)  # the model acknowledges all before it
     try:
-        ledger.debit(run, sequence, payload)
+        ledger.debit(run, sequence, payload, debited)
     except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
         account = ledger.account(run)
         cap = None if account is None else account.most_releases
         spent = "the privacy budget is spent: it permits no further release on the terms of this run"
         if cap is not None and sequence > cap:
             spent = f"all R_k = {cap} releases are made"
-        return protocol.Ending(protocol.EXIT_DONE, spent, "budget")
-    except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
-        return protocol.Ending(protocol.EXIT_FAILED, str(error), "failed")
-    return protocol.GradientDebited(sequence)
+        tell(protocol.Ending(protocol.EXIT_DONE, spent, "budget"))
+    except LedgerUnavailableError as error:
+        debited(error)
 
 
 def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:

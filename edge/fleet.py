@@ -37,6 +37,7 @@ from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import SpentCurves, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
 from edge.joining import Membership, memory_limit
+from edge.journal import Journals
 from edge.metrics import EVERY, read_edges
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
@@ -87,6 +88,9 @@ class EdgeFleet:
         self.settings = settings
         self.say, self.note = say, note
         self.loop = SelectorLoop()
+        self.journals = Journals(
+            self.loop.post
+        )  # what the edges debit in a turn of the loop is synced together
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
@@ -133,7 +137,9 @@ class EdgeFleet:
         slot = self.state.take(None if accounts is None else sorted(accounts))
         self.slots.append(slot)
         named = None if accounts is None else EdgeId(slot.name)
-        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, slot=slot)
+        ledger = SqliteLedger(
+            slot.directory, named, accountant=max_charges_apart, slot=slot, journals=self.journals
+        )
         membership = Membership(
             run=self.settings.run,
             policy=self.settings.policy,
