@@ -18,7 +18,7 @@ from common.wire import codec
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
-from edge.joining import Membership, Preparation
+from edge.joining import Membership, Outcome, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
 
@@ -28,6 +28,12 @@ _LONGEST_WAIT = 60.0  # seconds between two tries, at most
 _MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
 _CLOSING = 0.01  # seconds between two looks at a channel that closes
 _T = TypeVar("_T")
+# Does work, and gives its result to a call in the loop's thread.
+Background = Callable[[Callable[[], _T], Callable[[_T], None]], None]
+
+
+def at_once(work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+    then(work())
 
 
 @dataclass(slots=True)
@@ -151,6 +157,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     note: Callable[[str], None] = lambda _text: None  # progress, which an operator may silence
+    background: Background[Outcome] = at_once  # for what may take minutes
     nonce: str = field(default_factory=codec.new_nonce)
     dropped: Counter[str] = field(default_factory=Counter)  # messages that broke the protocol, by kind
     resent: int = 0
@@ -166,6 +173,7 @@ class EdgeClient:
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it
+    _following: bool = False  # a welcome, in the background: the ledger is in use there
     _size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
     _last_seen: int = -1  # sequence when `healthy` was last asked
 
@@ -209,6 +217,8 @@ class EdgeClient:
             return f"waiting for the cloud of run {self.run!r}: none has been there yet; is the name right?"
         if not self._cloud_online:
             return f"waiting for the cloud of run {self.run!r} to come back"
+        if self._following:
+            return "preparing: reads its records, and computes what its budget permits"
         if self.preparation is None:
             return f"waiting for the welcome of run {self.run!r}"
         if self.session.phase is protocol.Phase.AWAY:
@@ -300,14 +310,17 @@ class EdgeClient:
             return
         self._tell(self._read("model", lambda: read_model(payload, preparation.worker, last)))
 
-    def on_answer(self, topic: str, payload: bytes) -> None:
+    def on_answer(self, _topic: str, payload: bytes) -> None:
         answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
         if answer is None:
             return
         self._tell(answer)
+        self._read_early_model()
+
+    def _read_early_model(self) -> None:
         if self._early_model is not None and self.session.phase in protocol.WELCOMED:
             early, self._early_model = self._early_model, None
-            self.on_model(topic, early)
+            self.on_model("", early)
 
     def on_halt(self, _topic: str, payload: bytes) -> None:
         if (
@@ -401,11 +414,26 @@ class EdgeClient:
         return dict(self.ledger.pending(self.run)).get(sequence)
 
     def _prepare(self, admission: Welcome) -> None:
-        outcome = self.membership.follow(admission)
+        self._following = True
+        self.background(partial(self.membership.follow, admission), self._followed)
+
+    def _followed(self, outcome: Outcome) -> None:
+        self._following = False
+        if self.session.phase is protocol.Phase.DONE:
+            self.ledger.close()
+            return
         preparation = self.preparation
         if preparation is None or preparation is self._announced:
             self._tell(outcome)
-            return
+        else:
+            self._announce(preparation)
+            self._tell(outcome)
+            if preparation.device is not None:
+                self.say(f"{self.edge_id}: {preparation.device}")
+                self._device.start(preparation.device.attendance())
+        self._read_early_model()
+
+    def _announce(self, preparation: Preparation) -> None:
         self._announced = preparation
         self.retry.first = preparation.scenario.testbed.resend_after
         self.connection.link = preparation.link
@@ -415,10 +443,6 @@ class EdgeClient:
         self.note(f"{self.edge_id}: joined run {self.run!r}: {records}, {spending_text(self.standing)}")
         if preparation.exposure:
             self.say(f"{self.edge_id}: NOT PROTECTED: {preparation.exposure}")
-        self._tell(outcome)
-        if preparation.device is not None:
-            self.say(f"{self.edge_id}: {preparation.device}")
-            self._device.start(preparation.device.attendance())
 
     def _renew(self, known: int) -> None:
         old = self.edge_id
@@ -451,8 +475,13 @@ class EdgeClient:
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
         self.connection.finish()
-        self.ledger.close()
+        self.release()
         self.on_stop(code)
+
+    def release(self) -> None:
+        """Close the ledger, unless it is in use in the background."""
+        if not self._following:
+            self.ledger.close()
 
 
 def make_gradient(
