@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +22,12 @@ from common.wire.topics import run_id
 from edge.policy import is_owned
 from mapa.brokers import private, resolve_broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.processes import start_child
+from mapa.processes import await_children, last_lines, start_child, stop_children
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.run_view import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
-_LAST = 5.0  # seconds for those that were told to go
 PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
@@ -67,29 +65,15 @@ class EdgeProcesses:
         """Return the last words of the first child that failed."""
         for child, log in zip(self.children, self.logs, strict=True):
             if child.poll():
-                words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-                return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
+                return f"an edge process exited with code {child.returncode}: {last_lines(log, 5)}"
         return "all edge processes have exited"
 
     def end(self) -> None:
         """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
         try:
-            self._await(self.patience)
+            await_children(self.children, self.patience)
         finally:
-            for child in self.children:
-                if child.poll() is None:
-                    child.terminate()
-            self._await(_LAST)
-            for child in self.children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
-
-    def _await(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        for child in self.children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until - time.monotonic()))
+            stop_children(*self.children)
 
 
 @contextlib.contextmanager
