@@ -111,28 +111,23 @@ def _text(path: Path) -> str:
 def container_environment(plan: TrialPlan, edge_image: str | None, data_dir: Path | None) -> MakeEnvironment:
     """Return how containers for each run are made; raise ConfigurationError before anything starts."""
     from mapa.chaos.containers import disk_sizes, in_containers  # the docker library is an extra
-    from mapa.commands.containers import container_settings, image_for
-    from mapa.container_run import ContainerRun, Images, Stack, connect
+    from mapa.commands.containers import container_run
+    from mapa.container_run import Stack, connect
 
     disk_sizes(plan)
-    settings = container_settings(plan.name, plan.scenario, plan.settings, plan.data_dir, gather=600)
-    seeded = {} if plan.scenario.seed is None else {"ALLOW_SEED": "true"}
-    images = Images(edge=edge_image or image_for(plan.scenario))
     client = connect()
+    variables = {"MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
+    if plan.scenario.seed is not None:
+        variables["ALLOW_SEED"] = "true"
 
     def make(plan: TrialPlan, run: RunId, directory: Path) -> AbstractContextManager[Environment]:
-        stack = Stack(client, f"mapa-chaos-{secrets.token_hex(4)}")
-        variables = {"RUN": run, "MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
-        containers = ContainerRun(
-            stack,
-            {**settings.environment, **seeded, **variables},
-            directory / "runs",
-            images,
-            data_dir,
-            settings.folder,
-            settings.memory,
-            retries=0,
+        containers = container_run(
+            Stack(client, f"mapa-chaos-{secrets.token_hex(4)}"),
+            *(plan.name, plan.scenario, plan.settings, directory / "runs", data_dir, edge_image),
+            gather=600,
+            variables={**variables, "RUN": run},
         )
+        containers.retries = 0
         return in_containers(containers, plan, directory)
 
     return make
