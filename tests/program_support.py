@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from common.datasets.catalogue import data_directory
+from mapa.brokers import find_mosquitto
 from mapa.cli import main
 from mapa.processes import one_thread_each
 
@@ -27,6 +28,12 @@ SIGINT_IGNORED = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 def environment() -> dict[str, str]:
     """Return the environment of a child: one thread each, and data where this process finds it."""
     return {**one_thread_each(), "MAPA_DATA_DIR": str(data_directory(os.environ))}
+
+
+def require_mosquitto() -> None:
+    """Skip where this machine has no Mosquitto."""
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
 
 
 def run_mapa(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

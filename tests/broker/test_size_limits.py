@@ -13,8 +13,9 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.wire.topics import EdgeTopic, every_edge, run_id
-from mapa.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
+from mapa.brokers import MosquittoOptions, mosquitto_configuration, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
+from tests.program_support import require_mosquitto
 
 pytestmark = pytest.mark.broker
 Connect = Callable[..., Any]
@@ -26,8 +27,7 @@ SMALL = MosquittoOptions(
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ import pytest
 import mapa as face
 from common.scenario.scenario import parse_scenario
 from experiments.bench.large_model import large_scenario
-from mapa.brokers import find_mosquitto
 from mapa.commands.containers import for_a_container, memory_for, message_limit, own_code
 from mapa.commands.init import TEMPLATES, write_project
 from mapa.process_run import edge_code
 from mapa.run_parts import edge_data_bytes
 from mapa.scenario_files import load_scenario
-from tests.program_support import MAPA, PATIENCE, Mapa, environment
+from tests.program_support import MAPA, PATIENCE, Mapa, environment, require_mosquitto
 
 FILES = ["README.md", "my_model.py", "scenario.toml"]
 CASES = [("numpy", 400, 0.9)]
@@ -84,8 +83,7 @@ def test_the_project_simulates_from_any_folder(
 def test_the_project_runs_in_processes_whose_edges_find_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     write_project(tmp_path / "mine", "numpy")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
