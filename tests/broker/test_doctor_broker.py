@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.transport.connection import MqttOptions
-from mapa.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
+from mapa.brokers import Broker, free_port, private_mosquitto
 from mapa.commands.doctor import NOTE, OK, check_broker
 from tests.program_support import Mapa, require_mosquitto
 
@@ -34,7 +34,7 @@ def test_a_broker_is_measured(mosquitto: Broker, mapa: Mapa) -> None:
 def test_the_largest_message_that_it_takes_is_found(tmp_path: Path, extra: tuple[str, ...]) -> None:
     require_mosquitto()
     limit = 1 << 26 if extra else 300_000
-    with private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=limit, extra=extra)) as broker:
+    with private_mosquitto(tmp_path / "broker", max_payload=limit, extra=extra) as broker:
         options = MqttOptions(address=broker.address, client_id="doctor", min_backoff=0.02)
         trip, size = check_broker(options, 60.0, 1 << 20)
     assert (trip.state, size.state) == (OK, NOTE)
