@@ -90,18 +90,6 @@ def test_the_key_follows_every_pixel_and_every_option() -> None:
     assert content_key(scattering(), samples()) == content_key(models[0], samples())
 
 
-def torn(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def changed(path: Path) -> None:
     """One bit of one number: finite, and wrong."""
     content = bytearray(path.read_bytes())
@@ -133,29 +121,36 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
 
 
-def a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+ATTACKS: dict[str, Callable[[Path], object]] = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "empty": lambda path: path.write_bytes(b""),
+    "changed": changed,
+    "swapped": swapped,
+    "reshaped": reshaped,
+    "not a number": not_a_number,
+    "a link": a_link,
+    "a pipe": instead(os.mkfifo),
+    "a folder": instead(os.mkdir),
+}
 
 
-ATTACKS = (torn, longer, empty, changed, swapped, reshaped, not_a_number, a_link, a_pipe, a_folder)
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_file_that_is_not_what_was_written_counts_as_absent(
-    cache: FeatureCache, attack: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_file_that_is_not_what_was_written_counts_as_absent(cache: FeatureCache, attack: str) -> None:
     cache.write(KEY, numbers())
-    attack(kept(cache.folder))
+    ATTACKS[attack](kept(cache.folder))
     assert cache.read(KEY, ROWS, COLUMNS) is None
     cache.write(KEY, numbers())
     found = cache.read(KEY, ROWS, COLUMNS)
-    assert found is None if attack is a_folder else found is not None
+    assert (found is None) is (attack == "a folder")
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
