@@ -265,7 +265,10 @@ class _Simulation:
                 payload = encode(event)
             self.log.event(self.server, judged, payload, self.now)
         for effect in self.server.commit(judged):
-            self.perform(effect)
+            if type(effect) is messages.GradientApplied:  # of every update
+                self.records.fact(effect, self.clock)
+            else:
+                self.perform(effect)
 
     def perform(self, effect: Effect) -> None:
         match effect:
