@@ -35,7 +35,7 @@ _RECORD = struct.Struct("<IQ16sqqqHHI")
 _SUM = 4  # bytes of the checksum
 
 
-class Journal:
+class DebitJournal:
     """Two files that only this process writes; in its loop's thread."""
 
     def __init__(self, directory: Path, schedule: Callable[[Callable[[], None]], None] | None) -> None:
@@ -153,7 +153,7 @@ class Journal:
 class Member:
     """A ledger's part in a journal."""
 
-    journal: Journal
+    journal: DebitJournal
     name: bytes
 
     def append(self, debit: Debit, done: Done) -> None:
@@ -165,12 +165,12 @@ class Journals:
 
     def __init__(self, schedule: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._schedule = schedule
-        self._newest: Journal | None = None
+        self._newest: DebitJournal | None = None
 
     def join(self, directory: Path) -> Member:
         """Take part with the ledger of this directory; OSError where no journal can be made there."""
         if self._newest is None or not self._newest.takes(directory):
-            self._newest = Journal(directory, self._schedule)
+            self._newest = DebitJournal(directory, self._schedule)
         return self._newest.enter(directory)
 
 
