@@ -167,9 +167,7 @@ class EdgeClient:
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _events: deque[protocol.SessionEvent] = field(
-        default_factory=deque
-    )  # what the session is still to be told
+    _events: deque[protocol.SessionEvent] = field(default_factory=deque)  # still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it

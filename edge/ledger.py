@@ -62,9 +62,7 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
-    most_releases: int | None = (
-        None  # R_k, in messages, of a run with a pace of its own; None: as budgets permit
-    )
+    most_releases: int | None = None  # R_k, in messages, of a run with a pace of its own
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -227,8 +225,7 @@ class Ledger:
         edge_id: EdgeId | None = None,
         *,
         accountant: Accountant | None = None,
-        slot: Slot
-        | None = None,  # with other ledgers beside: a budget is a ceiling on the records, whichever releases
+        slot: Slot | None = None,  # with other ledgers beside, whose releases count under a budget
     ) -> None:
         self._edge_id = edge_id or new_edge_id()
         self._accountant = accountant or _ask_here
