@@ -137,14 +137,14 @@ class Cut:
         for name in ("fsync", "fdatasync", "link", "write"):
             setattr(os, name, self._cut(getattr(os, name), sync=name.startswith("f")))
 
-        def pwrite(file: int, content: bytes, at: int) -> int:
-            content = bytes(content)
+        def pwritev(file: int, pieces: list[bytes], at: int) -> int:
+            content = b"".join(pieces)
             size = os.fstat(file).st_size
             before = os.pread(file, len(content), at)
             self.unsynced.setdefault(file, []).append((at, before, content, size))
             return self.write(file, content, at)
 
-        os.pwrite = self._cut(pwrite)
+        os.pwritev = self._cut(pwritev)
         SqliteLedger._execute = self._cut(SqliteLedger._execute)  # type: ignore[method-assign]
 
     def _cut(self, call: Callable[..., Any], *, sync: bool = False) -> Callable[..., Any]:
@@ -292,7 +292,7 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
 ) -> None:
     process.take_turns(2)
     with monkeypatch.context() as full:
-        full.setattr("os.pwrite", lambda *_: fail(errno.ENOSPC))
+        full.setattr("os.pwritev", lambda *_: fail(errno.ENOSPC))
         process.take_turns(1)
     assert {len(left) for left in sent_of(process).values()} == {2}
     with pytest.raises(ConfigurationError, match="closed"):
@@ -305,6 +305,18 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
             assert ledger.standing(RUN).charges == 2
     process.__init__(folder, ["0"], folder.parent / "other")  # type: ignore[misc]
     process.take_turns(1)
+
+
+def test_what_the_disk_takes_in_parts_is_written_whole(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr("os.pwritev", lambda file, pieces, at: write(file, b"".join(pieces)[:7], at))
+    monkeypatch.setattr("os.pwrite", lambda file, content, at: write(file, content[:100], at))
+    process.take_turns(2)
+    for slot in process.ledgers:
+        with ledger_snapshot(process.directory.folder / slot) as ledger:
+            assert ledger.pending(RUN) == [(2, bytes_of(slot, 2))]
 
 
 def fail(number: int) -> int:
