@@ -382,7 +382,7 @@ class CloudService:
         self.models.add(topic, effect)
 
     def _publish_model(self, topic: str, effect: SendModel) -> bool:
-        return self.channel.publish(topic, codec.encode_model(effect))
+        return self.channel.publish(topic, *codec.model_parts(effect))
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
         edge_id, former = welcome.edge_id, self.peers.get(welcome.edge_id)
