@@ -31,6 +31,9 @@ _UNEXPLAINED = "Unspecified error"  # of a connection that the other side closed
 _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # without a connection it waits
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 _LARGE = 512  # bytes; no broker refuses less
+_READS = (
+    8  # in a row, while there is something to read: then the loop's other sockets and timers have their turn
+)
 _LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
@@ -348,11 +351,13 @@ class MqttChannel:
                 stream.ended = True
             self._mind_writing()
         if mask & READ or stream.ended:
-            more = True
-            while more:
-                more = stream.fill()
+            for _ in range(_READS):
+                if not stream.fill() and not stream.ended:
+                    break
                 while True:
                     packet = stream.take_publish()
+                    if stream.skipped:
+                        self._count_skipped(stream)
                     if packet is not None:
                         if self._last_size >= _LARGE:
                             self._lost_behind = (0, 0)  # the broker went on after a message of that size
@@ -365,11 +370,16 @@ class MqttChannel:
                             return
                     else:
                         break
-            skipped, stream.skipped = stream.skipped, 0
-            for _ in range(skipped):
-                self._routes.violated(
-                    UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
-                )
+            else:
+                if stream.decrypted:  # which no selector sees
+                    self._loop.post(lambda: self._ready(READ))
+
+    def _count_skipped(self, stream: PacketStream) -> None:
+        skipped, stream.skipped = stream.skipped, 0
+        for _ in range(skipped):
+            self._routes.violated(
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+            )
 
     def _paho_message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
         try:

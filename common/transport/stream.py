@@ -65,7 +65,9 @@ class PacketStream:
         self.ended = False
         self.max_packet = max_packet  # bytes; may change. What is whole in the read-ahead passes all the same
         self._max_unsent = max_unsent
-        self._waiting: deque[memoryview] = deque()  # what the socket has not taken: parts of messages, not copies
+        self._waiting: deque[memoryview] = (
+            deque()
+        )  # what the socket has not taken: parts of messages, not copies
         self.unsent = 0  # bytes of it
         self._writing = threading.Lock()
         self._goodbye = False  # a DISCONNECT was sent
@@ -74,7 +76,7 @@ class PacketStream:
     # reading
 
     def fill(self) -> bool:
-        """Read what has come; False: nothing more for now."""
+        """Read what has come; False: nothing for now, or the end."""
         if self._low == self._high:
             self._low = self._high = 0
         elif len(self._buffer) - self._high < _ROOM:
@@ -91,6 +93,11 @@ class PacketStream:
             self.ended = True
             return False
         self._high += count
+        return True
+
+    @property
+    def decrypted(self) -> bool:
+        """Whether TLS holds bytes that have come."""
         return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
 
     def take_publish(self) -> tuple[bytes, bytes] | None:
