@@ -99,7 +99,7 @@ class Recorder:
     def _updates(self, facts: Sequence[tuple[float, Any]]) -> None:
         """Record updates that follow each other: a line at a time would cost as much as a small gradient."""
         for _, fact in facts:
-            self.tally.add_update(fact.edge, fact.edge_id, fact.sequence, fact.t, fact.staleness)
+            self.tally.observe(fact)
         if self.journal is None:
             return
         try:
