@@ -29,7 +29,7 @@ from mapa.verification.check import (
     unlike,
 )
 from mapa.verification.checks_records import CheckedRun
-from mapa.verification.log_replay import LogReplay
+from mapa.verification.replay import LogReplay
 from mapa.verification.untrusted_files import LEDGERS, MANIFEST, SUMMARY, LedgerStatement, is_name_of
 
 _GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set

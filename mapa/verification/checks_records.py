@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
-import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from cloud.metrics import DROPPED, REFUSALS
@@ -27,7 +26,7 @@ from common.metrics import Metric
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
-from common.quantities import Vector, is_finite
+from common.quantities import is_finite
 from common.records.directory import RunDirectory
 from common.records.gradient_log import LARGEST_BODY
 from common.records.recorder import MOST_REFUSALS, Journal, Recorder
@@ -38,7 +37,7 @@ from mapa.cloud_run import CloudRun
 from mapa.recording import ENGINES, network, summarise, write_manifest
 from mapa.run_parts import RunParts
 from mapa.verification.check import Check, UnreadableError, claimed, failed, judged, passed, unlike
-from mapa.verification.log_replay import LogReplay
+from mapa.verification.replay import LogReplay, difference
 from mapa.verification.untrusted_files import EVENTS, MANIFEST, MODEL, SUMMARY, RunFiles
 
 _FACTS: dict[object, TypeAdapter[Fact]] = {
@@ -562,15 +561,3 @@ def check_model(run: CheckedRun) -> Iterator[Check]:
         return
     yield from (failed("model", MODEL, detail) for detail in wrong)
     yield claimed("model", MODEL, "every number of the final model: without a log nothing is replayed")
-
-
-def difference(x: Vector, replayed: Vector) -> str:
-    """Say how two models differ; '' where every bit is the same."""
-    if x.shape != replayed.shape:
-        return f"{x.size} numbers, the replay has {replayed.size}"
-    unequal = np.flatnonzero(x.view(np.uint32) != np.ascontiguousarray(replayed, np.float32).view(np.uint32))
-    if not len(unequal):
-        return ""
-    with np.errstate(over="ignore", invalid="ignore"):
-        largest = float(np.abs(x.astype(np.float64) - replayed).max())
-    return f"{len(unequal)} of {x.size} numbers differ, the largest difference is {largest:g}"

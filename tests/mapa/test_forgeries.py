@@ -22,7 +22,7 @@ from mapa.simulation.simulator import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Status, is_verified
 from mapa.verification.checks_privacy import why_not_private
-from mapa.verification.log_replay import LogReplay, start_of
+from mapa.verification.replay import LogReplay, start_of
 from mapa.verification.untrusted_files import RunFiles
 from mapa.verification.verify import verify
 from tests.core_support import small_dataset, small_scenario
