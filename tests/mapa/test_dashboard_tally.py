@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from common.records import reader as reading
 from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
+from mapa.dashboard.accountant import Accountant, Question, answer
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
@@ -94,6 +96,11 @@ def hostile(value: object) -> str:
 KEYS = st.sampled_from(
     ["edge", "edge_id", "t", "staleness", "sequence", "time", "reason", "stage", "sensitivity", "accuracy"]
 )
+SCENARIO = {
+    "privacy": {"clipping": "per-sample", "scope": "all"},
+    "data": {"sampler": "poisson"},
+    "batch_size": 8,
+}
 EVENTS = st.sampled_from(
     [
         *("gradient_applied", "edge_joined", "edge_gone", "evaluated", "stage_opened", "gradient_refused"),
@@ -108,6 +115,10 @@ def sections(watch: Watch) -> dict[str, Any]:
         watch.read()
     watch.refresh()
     return json.loads(watch.changed_since(-1))  # type: ignore[no-any-return]
+
+
+def answered(watch: Watch, question: Question) -> None:
+    watch.known[question] = answer(question)
 
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
@@ -196,7 +207,7 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     )
     watch = Watch(path)
     assert sections(watch)["head"]["failed"] == []
-    list(watch.unaccounted())
+    list(watch.spending.unanswered())
     json.dumps(RunsFolder(path.parent).lines(), allow_nan=False)
 
 
@@ -245,14 +256,9 @@ def test_the_list_does_not_wait_for_a_pipe_in_the_place_of_events(tmp_path: Path
 
 
 def test_code_that_records_name_is_not_loaded() -> None:
-    scenario = {
-        "privacy": {"clipping": "per-sample", "scope": "all"},
-        "data": {"sampler": "poisson"},
-        "batch_size": 8,
-    }
     joined = {"noise": "tests.no_such_module:Law", "noise_multiplier": 4.0}
-    assert release_kind(scenario, 100, joined) is None
-    assert release_kind(scenario, 100, {**joined, "noise": "gaussian"}) is not None
+    assert release_kind(SCENARIO, 100, joined) is None
+    assert release_kind(SCENARIO, 100, {**joined, "noise": "gaussian"}) is not None
 
 
 @pytest.mark.slow
@@ -298,11 +304,16 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     watch = Watch(path)
     sections(watch)
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [4, 3, 2, 1]  # what is spent by now is asked for first
-    for kind, releases in missing:
-        watch.account(kind, releases)
-    assert not list(watch.unaccounted())
+    missing = list(watch.spending.unanswered())
+    assert [question.releases for question in missing] == [
+        4,
+        3,
+        2,
+        1,
+    ]  # what is spent by now is asked for first
+    for question in missing:
+        answered(watch, question)
+    assert not list(watch.spending.unanswered())
     curve = sections(watch)["privacy"]["curves"][0]
     assert curve["epsilon"] == sorted(curve["epsilon"])
     assert curve["epsilon"][-1] == stated["epsilon"]
@@ -322,8 +333,8 @@ def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of
     watch = Watch(path)
     sections(watch)
     asked = 0
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
+    while missing := next(watch.spending.unanswered(), None):
+        answered(watch, missing)
         asked += 1
     assert asked < 14
     (lane,) = sections(watch)["fleet"]["edges"]
@@ -342,24 +353,31 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["last_sequence"] == stated["releases"] == 5
     assert (lane["epsilon"], lane["epsilon_of"]) == (None, None)  # nothing is computed yet
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [6, 8, 4, 3, 2, 1]  # the bound of now, and the next one
-    watch.account(*missing[0])
+    missing = list(watch.spending.unanswered())
+    assert [question.releases for question in missing] == [
+        6,
+        8,
+        4,
+        3,
+        2,
+        1,
+    ]  # the bound of now, and the next one
+    answered(watch, missing[0])
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon_of"] == 6
     assert lane["epsilon"] > stated["epsilon"]
     watch.gathered.tally.edges[0].last_sequence = 6
     assert (
-        next(watch.unaccounted())[1] == 8
+        next(watch.spending.unanswered()).releases == 8
     )  # a point of the grid that is reached: one more may be on its way
     watch.gathered.tally.edges[0].last_sequence = 5
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["scenario"]["privacy"]["release_caps"] = [5]
     (path / "manifest.json").write_text(json.dumps(manifest))
     watch.refresh()
-    kind, releases = next(watch.unaccounted())
-    assert releases == 5  # a cap below the next point of the grid
-    watch.account(kind, releases)
+    question = next(watch.spending.unanswered())
+    assert question.releases == 5  # a cap below the next point of the grid
+    answered(watch, question)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon"] == stated["epsilon"]
 
@@ -436,16 +454,16 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
 def accounted(watch: Watch) -> dict[str, Any]:
     """Return the sections once all questions are answered."""
     sections(watch)
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
+    while missing := next(watch.spending.unanswered(), None):
+        answered(watch, missing)
     return sections(watch)
 
 
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
-    monkeypatch.setattr("mapa.dashboard.spending.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
+    monkeypatch.setattr("mapa.dashboard.accountant.epsilon", lambda _, releases, __: 0.1 * releases)
+    monkeypatch.setattr("mapa.dashboard.accountant.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -467,11 +485,11 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
             last = {key: curve[key][-1] for key in ("epsilon", "t", "releases")}
             assert last == {"epsilon": lane["epsilon"], "t": spent, "releases": spent}
             assert curve["epsilon"] == sorted(curve["epsilon"])
-        missing = next(watch.unaccounted(), None)
+        missing = next(watch.spending.unanswered(), None)
         if missing is None:
             assert lane["epsilon"] is not None
             break
-        watch.account(*missing)
+        answered(watch, missing)
     else:
         pytest.fail("the questions do not end")
 
@@ -499,3 +517,27 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     page = sections(watch)
     assert (page["fleet"]["edges"][0]["epsilon"], page["fleet"]["edges"][0]["epsilon_exact"]) == (1.0, False)
     assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0
+
+
+def test_the_accountant_is_a_process_of_its_own_that_may_end_at_any_time() -> None:
+    kind = release_kind(SCENARIO, 100, {"noise": "gaussian", "noise_multiplier": 4.0})
+    assert kind is not None
+    of_two, of_three, of_budget = (
+        Question(kind, 1e-5, 2),
+        Question(kind, 1e-5, 3),
+        Question(kind, 1e-5, 0, 1.0),
+    )
+
+    async def ask() -> Accountant:
+        accountant = Accountant()
+        await accountant.ask(of_two)
+        abandoned = asyncio.create_task(accountant.ask(of_three))
+        await asyncio.sleep(0)
+        abandoned.cancel()
+        await asyncio.gather(abandoned, return_exceptions=True)
+        await accountant.ask(of_budget)
+        accountant.close()
+        return accountant
+
+    known = asyncio.run(ask()).known
+    assert known == {question: answer(question) for question in (of_two, of_budget)}
