@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -67,7 +69,7 @@ class Accountant:
     """The process, and what it has answered; it is there while it is asked."""
 
     known: Answers = field(default_factory=dict)
-    _child: asyncio.subprocess.Process | None = None
+    _child: subprocess.Popen[str] | None = None
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def ask(self, question: Question) -> None:
@@ -88,17 +90,17 @@ class Accountant:
 
     async def _answer(self, question: Question) -> float | None:
         if self._child is None:
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "mapa.dashboard.accountant"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
+            command = [sys.executable, "-P", "-m", "mapa.dashboard.accountant"]
+            pipe = subprocess.PIPE
+            self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         asked, answers = self._child.stdin, self._child.stdout
         assert asked is not None
         assert answers is not None
-        fields = {**question._asdict(), "kind": question.kind.fields()}
-        asked.write(json.dumps(fields).encode() + b"\n")
-        line = await answers.readline()
+        line = ""
+        with contextlib.suppress(OSError):
+            asked.write(json.dumps({**question._asdict(), "kind": question.kind.fields()}) + "\n")
+            asked.flush()
+            line = await asyncio.to_thread(answers.readline)
         if not line:  # it failed: what it was asked last has no answer
             self.close()
             return None if question.budget is None else 0
@@ -108,8 +110,10 @@ class Accountant:
     def close(self) -> None:
         """End the process."""
         child, self._child = self._child, None
-        if child is not None and child.returncode is None:
+        if child is not None:
             child.kill()
+            with contextlib.suppress(OSError), child:
+                pass
 
 
 def main() -> None:

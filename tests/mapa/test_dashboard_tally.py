@@ -532,7 +532,7 @@ def test_the_accountant_is_a_process_of_its_own_that_may_end_at_any_time() -> No
         accountant = Accountant()
         await accountant.ask(of_two)
         abandoned = asyncio.create_task(accountant.ask(of_three))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # it is asked
         abandoned.cancel()
         await asyncio.gather(abandoned, return_exceptions=True)
         await accountant.ask(of_budget)
