@@ -160,8 +160,6 @@ class Followed:
     ended: bool = False  # the server stops: no message follows
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # another one after each change
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _messages_at: int = -1  # version of `_messages`
-    _messages: dict[int, bytes] = field(default_factory=dict)  # by the version that a viewer has
 
     async def look(self, most: float = math.inf) -> None:
         """Read what is on disk in turns, to its end or for so many seconds; then encode what has changed."""
@@ -206,9 +204,9 @@ class Followed:
                 if task.done():
                     task.result()  # its error ends the stream, and the page asks again
             changed, version = self.changed, self.watch.version
-            if message := self._message(seen):
+            if new := self.watch.changed_since(seen):
                 seen = version
-                yield message
+                yield b"data: %s\n\n" % new
                 await asyncio.sleep(PERIOD)
                 continue
             try:
@@ -216,16 +214,6 @@ class Followed:
                     await changed.wait()
             except TimeoutError:
                 yield b": still here\n\n"
-
-    def _message(self, seen: int) -> bytes:
-        """Return what a viewer of this version is told, the same bytes for all."""
-        if self._messages_at != self.watch.version:
-            self._messages_at = self.watch.version
-            self._messages.clear()
-        if seen not in self._messages:
-            text = self.watch.changed_since(seen)
-            self._messages[seen] = b"data: %s\n\n" % text if text else b""
-        return self._messages[seen]
 
 
 @dataclass(slots=True)
