@@ -49,7 +49,7 @@ _LONG = 2**63  # sequences and versions lie below
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
 _ANYBODY = ("stranger", "after-halt")  # refusals of who never joined
 _UNWRITTEN = "stranger"  # refusals that never have a line
-_SHOWN = 20  # unknown keys that have a row each
+_SHOWN = 20  # unknown keys that are named
 _OF_ORIGIN = ("versions", "machine", "started", "started_by", "samples", "data", "shard_sizes")
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -121,15 +121,14 @@ class _Draft(RunDirectory):
 
 def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each key whose value is not the expected one, what is wrong."""
-    unknown = [key for key in stated if key not in expected]
-    wrong = {key: f"unknown key {key!r:.200}" for key in unknown[:_SHOWN]}
-    if len(unknown) > _SHOWN:
-        wrong[unknown[_SHOWN]] = f"and {len(unknown) - _SHOWN} more unknown keys"
+    wrong = {}
+    if unknown := [key for key in stated if key not in expected]:
+        wrong[unknown[0]] = f"{len(unknown)} unknown keys: {', '.join(map(repr, unknown[:_SHOWN])):.300}"
     for key, value in expected.items():
         if key not in stated:
             wrong[key] = f"{key} is missing; recomputed {value!r:.100}"
-        elif difference := unlike(stated[key], value, key):
-            wrong[key] = difference
+        elif differs := unlike(stated[key], value, key):
+            wrong[key] = differs
     return wrong
 
 
@@ -143,16 +142,15 @@ def manifest_as_written(run: CheckedRun) -> Iterator[Check]:
     origin = {key: stated[key] for key in _OF_ORIGIN if key in stated}
     wrong = _differences(stated, draft.documents[MANIFEST] | origin)
     yield from judged("fields", MANIFEST, wrong.values(), "as this version writes it for the scenario")
-    yield claimed(
-        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
-    )
+    told = "versions, machine, start, and the data set's checksum: nothing can show them"
+    yield claimed("origin", MANIFEST, told)
 
 
 # -- events.jsonl --------------------------------------------------------------------------------------------
 
 
 class RecordedEvents:
-    """The lines of a run, recorded again by a real recorder."""
+    """The lines of a run, recorded again."""
 
     def __init__(self, run: CheckedRun) -> None:
         self.scenario, self.engine, self.simulated = run.scenario, run.engine, run.simulated
@@ -520,8 +518,8 @@ def _claims(run: CheckedRun) -> Iterator[Check]:
             ("summary", "updates, staleness, stages and edges: there is neither log nor events.jsonl")
         )
     written = events is not None and not events.some_not_written
-    logged = USED_UP if run.replay is not None else ()
-    if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in logged]:
+    shown = USED_UP if run.replay is not None else ()
+    if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in shown]:
         told.append(("refusals", f"{', '.join(rest)}: refusals that changed nothing and have no line"))
     if count := len(stated["evaluations"]):
         why = "they need the data set; `mapa replay` has it"

@@ -23,6 +23,7 @@ from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
+from tests.verification_support import spoiled
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -30,62 +31,53 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
-
-
-def rows(*keys: str) -> st.SearchStrategy[Any]:
-    """Tables whose keys are known, and whose values are anything."""
-    return table(*keys) | st.lists(table(*keys) | ANYTHING, max_size=3)
-
-
-def table(*keys: str) -> st.SearchStrategy[Any]:
-    sound = st.integers(0, 3)
-    return st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ODD | sound))
-
-
-EDGE_ROWS = rows(
-    *("edge", "edge_id", "applied", "joins", "gone", "last_sequence", "staleness_mean", "staleness_max"),
-    *("link", "round_trip_ms", "asked_delay_ms", "epsilon", "releases", "reason", "method"),
-)
-SUMMARY: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("updates", "iterations", "seconds", "reason", "warning", "best_accuracy"), ODD),
-    "metrics": ODD | rows("name", "better", "share") | st.just([{"name": "accuracy", "better": "higher"}]),
-    "staleness": ODD | table("mean", "p50", "p90", "p99", "max"),
-    "edges": ODD | EDGE_ROWS,
-    "network": ODD | EDGE_ROWS,
-    "privacy": ODD
-    | st.fixed_dictionaries(
-        {}, optional={"edges": EDGE_ROWS, **dict.fromkeys(("words", "epsilon", "delta"), ODD)}
-    ),
-    "refused": ODD | table("old", "size"),
-    "dropped": ODD | table("old", "size"),
-    "evaluations": ODD | rows("updates", "stage", "accuracy", "loss"),
-    "stages": ODD | rows("stage", "t", "sensitivity", "variance", "learning_rate", "length", "tau_max"),
+ROW: dict[str, Any] = {"edge": 0, "edge_id": "a", "applied": 1, "joins": 1, "gone": "", "last_sequence": 1}
+ROW |= {"staleness_mean": 0.0, "staleness_max": 0, "link": None, "round_trip_ms": 1.0, "asked_delay_ms": 1.0}
+ROW |= {"epsilon": 1.0, "releases": 1, "reason": "", "method": "pld"}
+STAGE = {
+    "stage": 1,
+    "t": 1,
+    "sensitivity": 1.0,
+    "variance": 1.0,
+    "learning_rate": 0.1,
+    "length": 5,
+    "tau_max": 2,
 }
-MANIFEST = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": ODD,
-        "started": ODD,
-        "shard_sizes": ODD | st.just([100]),
-        "scenario": ODD
-        | st.fixed_dictionaries(
-            {"batch_size": ODD | st.just(8)},
-            optional={
-                "algorithm": ODD
-                | table("smoothness", "sigma", "theta", "delta", "loss_gap", "radius", "rule").map(
-                    lambda found: {**found, "name": "mapa"}
-                ),
-                "privacy": ODD
-                | table("total_epsilon", "total_delta").map(
-                    lambda found: {**found, "clipping": "per-sample", "scope": "all"}
-                ),
-                "data": ODD
-                | table("set", "largest_batch").map(lambda found: {**found, "sampler": "poisson"}),
-                **dict.fromkeys(("edges", "iterations", "seed", "links", "local"), ODD),
-            },
-        ),
+SUMMARY: dict[str, Any] = {
+    "updates": 1,
+    "iterations": 2,
+    "seconds": 1.0,
+    "reason": "finished",
+    "warning": "",
+    "best_accuracy": 0.5,
+    "metrics": [{"name": "accuracy", "better": "higher", "share": True}],
+    "staleness": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 1),
+    "edges": [ROW],
+    "network": [ROW],
+    "refused": {"old": 1},
+    "dropped": {"size": 1},
+    "stages": [STAGE],
+    "privacy": {"edges": [ROW], "words": ["w"], "epsilon": 1.0, "delta": 1e-5},
+    "evaluations": [{"updates": 1, "stage": 1, "accuracy": 0.5, "loss": 1.0}],
+}
+MAPA = {"name": "mapa", "rule": "chebyshev"}
+MAPA |= dict.fromkeys(("smoothness", "sigma", "theta", "delta", "loss_gap", "radius"), 0.5)
+MANIFEST: dict[str, Any] = {
+    "name": "n",
+    "started": "2026-01-01T00:00:00+00:00",
+    "shard_sizes": [100],
+    "scenario": {
+        "edges": 1,
+        "iterations": 2,
+        "seed": 1,
+        "links": [],
+        "local": {},
+        "batch_size": 8,
+        "algorithm": MAPA,
+        "privacy": {"clipping": "per-sample", "scope": "all", "total_epsilon": 2.0, "total_delta": 1e-5},
+        "data": {"set": "mnist-5k", "sampler": "poisson", "largest_batch": None},
     },
-)
+}
 
 
 def hostile(value: object) -> str:
@@ -188,17 +180,15 @@ def test_hostile_records_are_counted_and_never_break_a_page(
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(MANIFEST, st.fixed_dictionaries({}, optional=SUMMARY), ANYTHING, st.booleans())
+@given(st.data(), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
-    tmp_path_factory: pytest.TempPathFactory,
-    manifest: dict[str, Any],
-    summary: dict[str, Any],
-    value: Any,
-    recorded: bool,
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any, recorded: bool
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    (path / "manifest.json").write_text(hostile(manifest))
-    (path / "summary.json").write_text(hostile(summary))
+    for name, document in (("manifest.json", MANIFEST), ("summary.json", SUMMARY)):
+        for _ in range(data.draw(st.integers(0, 4))):
+            document = spoiled(data, document, ODD)
+        (path / name).write_text(hostile(document))
     joined = {"event": "edge_joined", "edge": 0, "edge_id": "edge-0", "t": 1, "noise": "gaussian"}
     records = [{**joined, "noise_multiplier": 4.0}, applied(1)]
     (path / "events.jsonl").write_text(lines(*records) if recorded else "")
