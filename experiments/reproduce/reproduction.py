@@ -25,7 +25,7 @@ from experiments.reproduce.catalogue import (
 from experiments.reproduce.claims import Judged, judge_all
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.report import ReportContent, write_report
-from experiments.reproduce.runs import LIVE, choose_containers, lacking_here, make_tasks, run_task
+from experiments.reproduce.runs import LIVE, choose_containers, jobs_of, lacking_here
 
 _NAMED = 12  # lines with missing points that a note names one by one
 
@@ -59,7 +59,7 @@ def reproduce(order: ReproductionOrder, on_progress: OnProgress | None = None) -
         harness.recall(point.key for point in points)
     if not order.cached_only:
         missing = [point for point in points if point.key not in harness.results]
-        harness.run(run_task, make_tasks(missing, order.data_dir, order.out / "runs"))
+        harness.run(jobs_of(missing, order.data_dir, order.out / "runs"))
     elif not harness.results:
         raise ConfigurationError(f"--cached: {cache.directory} holds no result of this at size {order.size}")
     results = Results(points, harness.results)

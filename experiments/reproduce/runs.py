@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from common.records.recorder import Journal
 from common.records.tally import Evaluation
 from common.scenario.scenario import Scenario
 from edge.shards import shards_for
-from experiments.harness import require_end
+from experiments.harness import Job, require_end
 from experiments.reconstruction import Reconstruction, attack
 from experiments.reproduce.catalogue import (
     ATTACK_BATCH,
@@ -60,45 +61,30 @@ class LiveRunError(MapaError):
     """A run on the testbed did not end as it should."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Points that are run together in one process; they share an engine, and for `block` their shape."""
+def jobs_of(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Job[Result]]:
+    """Group what can run as one product; the longest first, since several cores share the last ones best if short.
 
-    points: tuple[FigurePoint, ...]
-    data_dir: Path
-    runs: Path  # records of the testbed
-    cost: float = 0.0  # seconds, roughly
-
-    @property
-    def name(self) -> str:
-        return self.points[0].line
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {point.key: point.label for point in self.points}
-
-    @property
-    def alone(self) -> bool:
-        return self.points[0].engine in LIVE
-
-
-def make_tasks(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Task]:
-    """Group what can run as one product; the longest first, since several cores share the last ones best if short."""
-    groups: list[list[FigurePoint]] = []
-    shapes: dict[tuple[object, ...], list[FigurePoint]] = {}
+    `runs` takes the records of the testbed.
+    """
+    groups: dict[tuple[object, ...], list[FigurePoint]] = {}
     for point in {point.key: point for point in points}.values():
-        if point.engine == "block":
-            s = point.scenario
-            data = (s.data.set, s.data.holdout)
-            shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
-            shapes.setdefault(shape, []).append(point)
-        else:
-            groups.append([point])
-    for together in shapes.values():
-        width = _width(together[0])
-        groups += [together[i : i + width] for i in range(0, len(together), width)]
-    tasks = [Task(tuple(group), data_dir, runs, sum(map(cost, group))) for group in groups]
-    return sorted(tasks, key=lambda task: -task.cost)
+        s = point.scenario
+        data = (s.data.set, s.data.holdout)
+        shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
+        groups.setdefault(shape if point.engine == "block" else (point.key,), []).append(point)
+    widths = [(group, _width(group[0])) for group in groups.values()]
+    products = [group[i : i + width] for group, width in widths for i in range(0, len(group), width)]
+    jobs = [
+        Job(
+            name=product[0].line,
+            labels={point.key: point.label for point in product},
+            work=partial(run_points, product, data_dir, runs),
+            cost=sum(map(cost, product)),
+            alone=product[0].engine in LIVE,
+        )
+        for product in products
+    ]
+    return sorted(jobs, key=lambda job: -job.cost)
 
 
 def cost(point: FigurePoint) -> float:
@@ -117,23 +103,22 @@ def _width(point: FigurePoint) -> int:
     return max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(point))))
 
 
-def run_task(task: Task) -> list[Result]:
-    """Run the points of a task."""
+def run_points(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Result]:
+    """Run points in this process; several of them as one product."""
     began = time.perf_counter()
-    if task.points[0].engine == "block":
-        worlds = [world_for(point.scenario, task.data_dir) for point in task.points]
-        outcomes = simulate_many(worlds, blocks=True)
-        results = [_of_outcome(point, outcome) for point, outcome in zip(task.points, outcomes, strict=True)]
+    if points[0].engine == "block":
+        outcomes = simulate_many([world_for(point.scenario, data_dir) for point in points], blocks=True)
+        results = [_of_outcome(point, outcome) for point, outcome in zip(points, outcomes, strict=True)]
     else:
-        results = [_run_alone(point, task) for point in task.points]
+        results = [_run_alone(point, data_dir, runs) for point in points]
     share = (time.perf_counter() - began) / len(results)
     return [replace(result, wall=share) for result in results]
 
 
-def _run_alone(point: FigurePoint, task: Task) -> Result:
+def _run_alone(point: FigurePoint, data_dir: Path, runs: Path) -> Result:
     if point.engine in LIVE:
-        return run_live(point, data_dir=task.data_dir, runs=task.runs)
-    world = world_for(point.scenario, task.data_dir)
+        return run_live(point, data_dir=data_dir, runs=runs)
+    world = world_for(point.scenario, data_dir)
     if point.engine == "attack":
         return _result(point, [], cells=attack_cells(world, point.updates))
     if point.engine == "synchronous":
@@ -187,15 +172,11 @@ class MemoryJournal(Journal):
     def fact(self, fact: Fact, time: float | None = None) -> None:
         pass
 
-    def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
+    def write(self, event: str, fields: Mapping[str, Any], time: float | None = None) -> None:
         if event == "evaluated" and time is not None and fields["t"]:
             self.times.append(time)
         elif event == "diagnostic":
-            edge, n, norm = fields["edge"], fields["sequence"], fields["gradient_norm"]
-            assert isinstance(edge, int)
-            assert isinstance(n, int)
-            assert isinstance(norm, float)
-            self._norms.append((edge, n, norm))
+            self._norms.append((fields["edge"], fields["sequence"], fields["gradient_norm"]))
 
     def norms(self, workers: int) -> dict[str, list[float]]:
         """Return mean and deciles of ‖g‖ before clipping, in bins of the update that applies it (cyclic)."""
@@ -203,14 +184,12 @@ class MemoryJournal(Journal):
         norm = np.array([value for _, _, value in self._norms])
         edges = np.linspace(1, t.max() + 1, min(_BINS, len(t)) + 1)
         bins = np.digitize(t, edges) - 1
-        kept: dict[str, list[float]] = {"t": [], "mean": [], "low": [], "high": []}
-        for i in np.unique(bins):
-            inside = norm[bins == i]
-            kept["t"].append(float(t[bins == i].mean()))
-            kept["mean"].append(float(inside.mean()))
-            kept["low"].append(float(np.quantile(inside, 0.1)))
-            kept["high"].append(float(np.quantile(inside, 0.9)))
-        return {name: [round(value, 5) for value in values] for name, values in kept.items()}
+        rows = [
+            (t[bins == i].mean(), norm[bins == i].mean(), *np.quantile(norm[bins == i], (0.1, 0.9)))
+            for i in np.unique(bins)
+        ]
+        columns = zip(("t", "mean", "low", "high"), zip(*rows, strict=True), strict=True)
+        return {name: [round(float(value), 5) for value in values] for name, values in columns}
 
 
 def _of_outcome(point: FigurePoint, outcome: Outcome) -> Result:
@@ -265,9 +244,7 @@ def run_live(point: FigurePoint, *, data_dir: Path, runs: Path) -> Result:
 
 def live_command(point: FigurePoint, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where it exists, since it is mounted."""
-    changes = [word for change in point.changes for word in ("--set", change)]
-    command = [sys.executable, "-P", "-m", "mapa.cli", point.program, point.file, "--json", *changes]
-    command += ["--seed", str(point.seed), "--runs-dir", str(runs)]
+    command = [sys.executable, "-P", "-m", "mapa.cli", *point.words, "--json", "--runs-dir", str(runs)]
     if point.engine == "testbed":
         return [*command, "--data-dir", str(data_dir), "--processes", str(PROCESSES)]
     command += ["--data-dir", str(data_dir)] if data_dir.is_dir() else []
@@ -342,9 +319,8 @@ def lacking_here() -> str | None:
     with contextlib.closing(client):
         present = {tag for image in client.images.list() for tag in image.tags}
     needed = Images()
-    missing = [
-        name for name in (needed.cloud, needed.edge, needed.broker) if not present & {name, f"{name}:latest"}
-    ]
+    images = (needed.cloud, needed.edge, needed.broker)
+    missing = [name for name in images if not present & {name, f"{name}:latest"}]
     return f"no image {', '.join(missing)} (`make images` builds the images)" if missing else None
 
 

@@ -150,7 +150,7 @@ def test_a_choice_at_the_end_of_its_grid_goes_on_beyond_it_until_that_is_worse()
 
 def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
     chosen = Chosen({"algorithm.rate": "2 rate"}, 0.95, 2)
-    trial = CELL.on_held_out("lan")
+    trial = CELL.on_held_out()
     path = tmp_path / "choices.toml"
     write_choices(path, {trial.group: chosen, ("mnist", 5, 3, "lan", "audp"): Chosen({"a.b": 0.3}, 0.5, 6)})
     again = read_choices(path)

@@ -26,7 +26,7 @@ from experiments.reproduce.catalogue import (
 )
 from experiments.reproduce.claims import claims
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
+from experiments.reproduce.runs import MemoryJournal, jobs_of, run_points, world_for
 from mapa.cli import build
 from mapa.releases import privacy_of
 from mapa.scenario_files import load_scenario
@@ -116,7 +116,7 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = next(p for p in points("tiny", "attack") if p.panel.startswith("lr"))
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
+    (result,) = run_points([point], NOWHERE, NOWHERE)
     cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
     keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
     assert [[cell[key] for key in keys] for cell in cells] == [
@@ -131,7 +131,7 @@ def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     point = next(p for p in points("tiny", "stragglers") if p.engine == engine and p.variant == "mapa")
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
+    (result,) = run_points([point], NOWHERE, NOWHERE)
     summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
     first, *evaluations = summary["evaluations"]
     assert first["updates"] == 0
@@ -160,14 +160,14 @@ def test_results_are_shared_by_scenario_and_engine_alone() -> None:
 
 def test_tasks_hold_every_point_once_and_only_alike_ones_together() -> None:
     some = points("tiny")
-    tasks = make_tasks(some, NOWHERE, NOWHERE)
-    keys = [point.key for task in tasks for point in task.points]
-    assert sorted(keys) == sorted({point.key for point in some})
-    together = [task for task in tasks if len(task.points) > 1]
+    by_key = {point.key: point for point in some}
+    jobs = [[by_key[key] for key in job.labels] for job in jobs_of(some, NOWHERE, NOWHERE)]
+    assert sorted(point.key for job in jobs for point in job) == sorted(by_key)
+    together = [job for job in jobs if len(job) > 1]
     assert together
-    for task in together:
-        assert {(p.engine, p.scenario.workers, p.scenario.model.name) for p in task.points} == {
-            ("block", task.points[0].scenario.workers, task.points[0].scenario.model.name)
+    for job in together:
+        assert {(p.engine, p.scenario.workers, p.scenario.model.name) for p in job} == {
+            ("block", job[0].scenario.workers, job[0].scenario.model.name)
         }
 
 
@@ -176,7 +176,7 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
     assert len(some) == 4
 
     def run(some: Sequence[FigurePoint]) -> list[Result]:
-        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE))]
+        return [replace(r, wall=0.0) for r in run_points(some, NOWHERE, NOWHERE)]
 
     assert run(some) == [run([point])[0] for point in some]
 
@@ -212,7 +212,7 @@ def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(runs, "simulate", interrupted)
     point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
-        run_task(Task((point,), NOWHERE, NOWHERE))
+        run_points([point], NOWHERE, NOWHERE)
 
 
 def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:

@@ -25,9 +25,9 @@ from experiments.reproduce.runs import (
     LIVE,
     LiveRunError,
     choose_containers,
+    jobs_of,
     lacking_here,
     live_command,
-    make_tasks,
     patience,
     world_for,
 )
@@ -305,8 +305,7 @@ def test_runs_with_other_records_held_out_are_not_one_product() -> None:
     point = next(p for p in points("tiny", "heldout") if p.engine == "block")
     data = point.scenario.data.model_copy(update={"holdout": 400})
     other = replace(point, scenario=point.scenario.model_copy(update={"data": data}))
-    tasks = make_tasks([point, other], NOWHERE, NOWHERE)
-    assert [len(task.points) for task in tasks] == [1, 1]
+    assert [len(job.labels) for job in jobs_of([point, other], NOWHERE, NOWHERE)] == [1, 1]
 
 
 def test_every_fair_bound_of_a_model_is_the_same() -> None:

@@ -105,7 +105,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
 ) -> None:
     def fail(work: Any, tasks: Sequence[Any], **_: Any) -> Iterator[Done[Any, Any]]:  # noqa: ARG001
         for task in tasks:
-            yield Done(task, error=f"ValueError: {task.points[0].key}")
+            yield Done(task, error=f"ValueError: {next(iter(task.labels))}")
 
     monkeypatch.setattr(harness, "sweep", fail)
     some = points("quick", "stragglers")
@@ -200,15 +200,9 @@ def test_a_result_survives_the_cache_and_a_damaged_or_other_one_is_made_again(tm
     file.write_text(text[:-9], encoding="utf-8")
     assert cache.get(kept.key) is None
     wrong: list[dict[str, Any]] = [
-        {**fields, "format": 0},
-        {**fields, "colour": "red"},
         {**fields, "staleness": [1]},
         {**fields, "clips": [1]},
-        {**fields, "key": "another"},
-        *(
-            {name: value for name, value in fields.items() if name != one}
-            for one in ("staleness", "clips", "t")
-        ),
+        {name: value for name, value in fields.items() if name != "t"},
     ]
     for values in wrong:
         file.write_text(json.dumps(values), encoding="utf-8")
@@ -250,7 +244,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a run, or a look for a Docker engine")
 
     monkeypatch.setattr(harness, "sweep", no_task)
-    monkeypatch.setattr(reproduction, "run_task", never)
+    monkeypatch.setattr(runs, "run_points", never)
     monkeypatch.setattr(reproduction, "lacking_here", never)
 
 
