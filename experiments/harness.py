@@ -24,7 +24,7 @@ from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -268,6 +268,11 @@ class Done(Generic[T, R]):
     task: T
     value: R | None = None
     error: str | None = None
+
+    def result(self) -> R:
+        if self.error is not None:
+            raise UnfinishedError(f"{self.task}: {self.error}")
+        return cast(R, self.value)
 
 
 def sweep(

@@ -258,8 +258,7 @@ def read_choices(path: Path) -> dict[Group, Chosen]:
         return {}
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["chosen"]
     return {
-        tuple(row[key] for key in _GROUP): Chosen(row["set"], row["accuracy"], row["looks"])  # type: ignore[misc]
-        for row in rows
+        tuple(row[key] for key in _GROUP): Chosen(row["set"], row["accuracy"], row["looks"]) for row in rows
     }
 
 
@@ -277,5 +276,5 @@ def write_choices(path: Path, chosen: Mapping[Group, Chosen]) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _value(value: Change) -> str:
+def _value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
