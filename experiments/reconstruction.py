@@ -53,6 +53,7 @@ PSNR_CEILING = 100.0  # dB; float32 allows no more, and a mean needs a finite fi
 _WINDOW_STD = 1.5  # Wang et al. 2004: an 11 × 11 Gaussian window
 _TRUNCATE = 3.5
 _K1, _K2 = 0.01, 0.03
+_FIGURES = ("psnr", "ssim", "correlation", "label_accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,26 +254,23 @@ def attack(
                 worst = [min(map(_correlation, column)) for column in zip(*rows, strict=True)]
                 shown = next((n for n, r in enumerate(worst) if r > 0), 0)
             for t, outcomes in zip(iterations, rows, strict=True):
-                means = {
-                    key: float(np.mean([outcome.figures[key] for outcome in outcomes]))
-                    for key in outcomes[0].figures
-                }
-                figures: dict[str, Any] = {
-                    key: None if math.isnan(mean) else mean for key, mean in means.items()
-                }
-                cells.append(
-                    Reconstruction(
-                        clipping=clipping.name,
-                        law=name,
-                        epsilon=epsilon,
-                        t=t,
-                        **figures,
-                        picture=outcomes[shown].guess,
-                        truth=outcomes[shown].truth,
-                        correlations=tuple(map(_correlation, outcomes)),
-                    )
+                cell = Reconstruction(
+                    clipping=clipping.name,
+                    law=name,
+                    epsilon=epsilon,
+                    t=t,
+                    **{key: _mean([outcome.figures[key] for outcome in outcomes]) for key in _FIGURES},
+                    picture=outcomes[shown].guess,
+                    truth=outcomes[shown].truth,
+                    correlations=tuple(map(_correlation, outcomes)),
                 )
+                cells.append(cell)
     return cells
+
+
+def _mean(values: Sequence[float]) -> Any:
+    mean = float(np.mean(values))
+    return None if math.isnan(mean) else mean
 
 
 def _trained_with(world: World, epsilon: float) -> World:
@@ -317,13 +315,13 @@ def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) 
     truths = [_truth(world, head, sent, row) for row in rows.tolist()]
     nearest = max(truths, key=lambda truth: correlation(truth, guess))
     pixels, shape = head.sees_pixels, world.dataset.shape
-    figures = {
-        "psnr": psnr(nearest, guess) if pixels else math.nan,
-        "ssim": ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
-        "correlation": correlation(nearest, guess),
-        "label_accuracy": float(head.target(gradient) in shard.targets[rows]),
-    }
-    return _Outcome(guess, nearest, figures)
+    figures = (
+        psnr(nearest, guess) if pixels else math.nan,
+        ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
+        correlation(nearest, guess),
+        float(head.target(gradient) in shard.targets[rows]),
+    )
+    return _Outcome(guess, nearest, dict(zip(_FIGURES, figures, strict=True)))
 
 
 def _truth(world: World, head: Head, sent: SendModel, row: int) -> Picture:
@@ -338,9 +336,9 @@ def _truth(world: World, head: Head, sent: SendModel, row: int) -> Picture:
 def grey_shape(dataset: Dataset) -> tuple[int, int]:
     """Return height and width of the data set's images; ConfigurationError where it holds anything else."""
     if len(dataset.shape) != 2 or not dataset.classes:
+        what = f"shape {dataset.shape}, {dataset.classes} classes"
         raise ConfigurationError(
-            f"data.set = {dataset.name!r}: shape {dataset.shape}, {dataset.classes} classes: only grey images with"
-            " classes can be drawn"
+            f"data.set = {dataset.name!r}: {what}: only grey images with classes can be drawn"
         )
     return dataset.shape[0], dataset.shape[1]
 
@@ -367,10 +365,10 @@ def draw_sightings(
     pairs: Sequence[tuple[str, Picture, Picture]], shape: tuple[int, int], stem: Path
 ) -> list[Path]:
     """Write (name, reconstruction, nearest training image) rows."""
-    titles = ("from the wire", "nearest image")
+    titles = [("from the wire", "nearest image"), *[("", "")] * (len(pairs) - 1)]
     rows = [
-        (name, [(title if place == 0 else "", image) for title, image in zip(titles, images, strict=True)])
-        for place, (name, *images) in enumerate(pairs)
+        (name, list(zip(heads, images, strict=True)))
+        for heads, (name, *images) in zip(titles, pairs, strict=True)
     ]
     return _write(rows, shape, stem)
 
@@ -452,13 +450,11 @@ def observe(
     head: Head, edge_id: EdgeId, payload: bytes, answered: bytes | None, regularization: float
 ) -> Sighting:
     """Invert one gradient as it was on the wire; with the model that it answers, λx is taken off first."""
-    arrived = decode_gradient(edge_id, payload, head.model.dimension)
+    dimension = head.model.dimension
+    arrived = decode_gradient(edge_id, payload, dimension)
     gradient: Vector = arrived.gradient
     if answered is not None:
-        gradient = (
-            gradient
-            - np.float32(regularization) * decode_model(edge_id, answered, head.model.dimension).model
-        )
+        gradient = gradient - np.float32(regularization) * decode_model(edge_id, answered, dimension).model
     return Sighting(arrived, head.invert(gradient), head.target(gradient))
 
 
