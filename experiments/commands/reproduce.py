@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -31,7 +30,7 @@ from experiments.audit.game import finite
 from experiments.harness import SWEEP_ENGINES
 from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
-from mapa.output import progress_console
+from mapa.output import print_json, progress_console
 from mapa.processes import interrupted_by_signals
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
             }
             for one in outcome.judged
         ]
-        _print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
+        print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
     else:
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
@@ -185,10 +184,9 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
             {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
             for row in table.audited
         ]
-        found = {"looks_at_held_out": table.looks, "audited": audited}
-        _print_json(
-            {"size": order.size, "rows": [asdict(row) for row in table.rows], **_common(table), **found}
-        )
+        rows = [asdict(row) for row in table.rows]
+        report = {"size": order.size, "rows": rows, **_common(table)}
+        print_json({**report, "looks_at_held_out": table.looks, "audited": audited})
     else:
         print(table.files[1].read_text(encoding="utf-8"))
         counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
@@ -202,10 +200,6 @@ def _common(outcome: Reproduction | ReferenceTable) -> dict[str, Any]:
     files = [os.fspath(path) for path in outcome.files]
     counts = {"runs": outcome.runs, "cached": outcome.cached}
     return {"failures": outcome.failures, **counts, "files": files}
-
-
-def _print_json(report: dict[str, Any]) -> None:
-    print(json.dumps(report, indent=2, ensure_ascii=False))
 
 
 def _print_failures(console: Console, failures: Mapping[str, str]) -> None:
