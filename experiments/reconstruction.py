@@ -247,7 +247,9 @@ def attack(
         for name, epsilon, law in noised:
             rows = []
             for sent in trained.get(epsilon, trained[None]):
-                worker = _worker(world, law, clipping, batch_size)
+                worker = world.workers()[0]
+                # shuffled, since a Poisson batch of one is empty as often as not
+                worker.mechanism = Mechanism(law, batch_size, Shuffled(), clipping)
                 rows.append([_one(world, head, worker, sent, n) for n in range(1, releases + 1)])
             if law is None:
                 # a fitted sample of the SVM has no gradient: show one that has, where there is one
@@ -280,13 +282,6 @@ def _trained_with(world: World, epsilon: float) -> World:
         raise ConfigurationError(f"privacy.noise = {scenario.privacy.noise!r}: has no ε to train with")
     privacy = scenario.privacy.model_copy(update={"epsilon": (epsilon,)})
     return replace(world, scenario=scenario.model_copy(update={"privacy": privacy}))
-
-
-def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: int) -> EdgeWorker:
-    """Return edge 0 with another mechanism; shuffled, since a Poisson batch of one is empty as often as not."""
-    worker = world.workers()[0]
-    worker.mechanism = Mechanism(law, batch_size, Shuffled(), clipping)
-    return worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,15 +471,14 @@ def observe_directory(model: Model, directory: Path, *, regularization: float = 
 
 def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
     """Return the training image that a reconstruction resembles most, and |r|."""
-    best, best_r = 0, -1.0
     wanted = picture - picture.mean()
     norm = float(np.linalg.norm(wanted))
     if norm == 0:
         return 0, 0.0
-    for start in range(0, len(dataset.train), 8192):
-        pixels = dataset.train.values(np.arange(start, min(start + 8192, len(dataset.train))))
+    likenesses = []
+    for rows in np.split(np.arange(len(dataset.train)), range(8192, len(dataset.train), 8192)):
+        pixels = dataset.train.values(rows)
         centred = pixels - pixels.mean(axis=1, keepdims=True)
-        r = np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12)
-        if r.max() > best_r:
-            best, best_r = start + int(r.argmax()), float(r.max())
-    return best, best_r
+        likenesses.append(np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12))
+    r = np.concatenate(likenesses)
+    return int(r.argmax()), float(r.max())

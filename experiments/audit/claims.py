@@ -124,7 +124,7 @@ class GdpClaim:
         quantile = scipy_special().ndtri
         share = (fnr - (1 - self.rate) * (1 - fpr)) / self.rate
         # a share below 0 is out of reach of any μ; one above 1 says nothing
-        least = quantile(1 - fpr) - quantile(np.clip(share, 0, 1))
+        least: Floats = quantile(1 - fpr) - quantile(np.clip(share, 0, 1))
         return np.maximum(np.nan_to_num(least, nan=0.0, posinf=np.inf, neginf=0.0), 0)
 
     def epsilon(self, value: float, delta: float) -> float:
@@ -187,20 +187,17 @@ def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim
 
 def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> ReleaseClaim:
     """Return what the accountant states of one message of this kind; infinite where it is not DP."""
-    multiplier = kind.guarantee(adjacency).noise_multiplier
-    if kind.truncation is None or multiplier is None:
-        return composed(_of_release(kind, adjacency), kind.mechanism.steps)
-    if kind.mechanism.steps > 1 or adjacency is not Adjacency.ZERO_OUT:
-        raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
-    return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
-
-
-def _of_release(kind: ReleaseKind, adjacency: Adjacency) -> PureClaim | GdpClaim:
-    guarantee = kind.guarantee(adjacency)
+    guarantee, steps = kind.guarantee(adjacency), kind.mechanism.steps
+    multiplier = guarantee.noise_multiplier
+    if kind.truncation is not None and multiplier is not None:
+        if steps > 1 or adjacency is not Adjacency.ZERO_OUT:
+            raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
+        return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
     if adjacency is not Adjacency.ZERO_OUT and kind.sampling_rate < 1:
         raise ValueError("sampled releases are audited under zero-out adjacency")
-    if guarantee.noise_multiplier is not None:
-        return GdpClaim(1 / guarantee.noise_multiplier, kind.sampling_rate)
-    if guarantee.epsilon is not None:
-        return PureClaim(amplify_zero_out(guarantee.epsilon, kind.sampling_rate))
-    return PureClaim(math.inf)
+    if multiplier is not None:
+        return composed(GdpClaim(1 / multiplier, kind.sampling_rate), steps)
+    epsilon = guarantee.epsilon
+    return composed(
+        PureClaim(math.inf if epsilon is None else amplify_zero_out(epsilon, kind.sampling_rate)), steps
+    )

@@ -34,7 +34,7 @@ from common.randomness import CounterStreams, Purpose
 from edge.worker import EdgeWorker, perturb
 from experiments.audit.battery import battery
 from experiments.audit.design import CLIP, Altered, Plant, silent, written
-from experiments.audit.game import Finding, Game
+from experiments.audit.game import Game
 
 ROUNDS = 8000
 SHARD = 800  # n_k, as quickstart's
@@ -423,17 +423,3 @@ def _of_one_kind() -> Iterable[Defect]:
     yield Defect("laplace: clipped in L2", laplace, mechanism(law=InL2(2.0)))
     weak, replaced = Mechanism(Gaussian(0.65), 8), mechanism(sampler=WithReplacement())
     yield Defect("gaussian: with-replacement accounted as poisson", weak, replaced)
-
-
-def put_to_test(
-    games: Iterable[Game], *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
-) -> list[Finding]:
-    """Play the games in order until one refutes; α is of each game, played or not."""
-    findings: list[Finding] = []
-    for place, game in enumerate(games):
-        if progress is not None:
-            progress(game.name)
-        findings.append(game.play(alpha=alpha, seed=seed + place))
-        if findings[-1].violated:
-            break
-    return findings

@@ -8,7 +8,7 @@ profit from chance; where all of it is fixed beforehand, every round is judged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -196,16 +196,30 @@ def _best_threshold(claim: ReleaseClaim, zeroed: Floats, present: Floats, alpha:
 
 
 def play_all(
-    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
+    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] = lambda _: None
 ) -> list[Finding]:
     """Play several games, whose bounds then hold together with this confidence; each has draws of its own."""
-    alpha = familywise(confidence, len(games))
-    findings = []
-    for place, game in enumerate(games):
-        if progress is not None:
-            progress(game.name)
-        findings.append(game.play(alpha=alpha, seed=1000 * seed + place))
+    return list(_played(games, familywise(confidence, len(games)), 1000 * seed, progress))
+
+
+def put_to_test(
+    games: Sequence[Game], *, alpha: float, seed: int, progress: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """Play the games in order until one refutes; α is of each game, played or not."""
+    findings: list[Finding] = []
+    for finding in _played(games, alpha, seed, progress):
+        findings.append(finding)
+        if finding.violated:
+            break
     return findings
+
+
+def _played(
+    games: Sequence[Game], alpha: float, seed: int, progress: Callable[[str], None]
+) -> Iterator[Finding]:
+    for place, game in enumerate(games):
+        progress(game.name)
+        yield game.play(alpha=alpha, seed=seed + place)
 
 
 def familywise(confidence: float, games: int) -> float:

@@ -123,7 +123,7 @@ def attack_command(
         cells = attack(
             world,
             epsilons=_numbers("epsilon", epsilon or ["0.01,0.1,1"]),
-            iterations=_whole("iterations", iterations or ["1,2000"]),
+            iterations=[int(t) for t in _numbers("iterations", iterations or ["1,2000"], whole=True)],
             batch_size=batch_size,
             releases=releases,
             laws=law or LAWS,
@@ -144,7 +144,8 @@ def attack_command(
     for column in rows[0]:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(_shown(value, form) for value in row.values()))
+        texts = (format(value, form) if isinstance(value, float) else str(value) for value in row.values())
+        table.add_row(*("–" if text == "None" else text for text in texts))
     print_wide(table)
     console().print("\n".join(f"wrote {path}" for path in paths), highlight=False, soft_wrap=True)
 
@@ -167,10 +168,6 @@ def _seen(
     return rows, pairs
 
 
-def _shown(value: object, form: str) -> str:
-    return "–" if value is None else format(value, form) if isinstance(value, float) else str(value)
-
-
 def _clipping(text: str) -> Clipping:
     names = CLIPPINGS.names
     allowed = [name for name in names if not CLIPPINGS.describe(name).made.extra]  # a count shows no image
@@ -188,21 +185,16 @@ def _floats(text: str) -> list[float] | None:
         return None
 
 
-def _numbers(key: str, texts: Sequence[str]) -> list[float]:
+def _numbers(key: str, texts: Sequence[str], *, whole: bool = False) -> list[float]:
     said, parts = f"{key} = {' '.join(texts)!r}", [_floats(text) for text in texts]
     if None in parts:
         raise ConfigurationError(f"{said}: must be numbers")
     numbers = [number for part in parts for number in part or ()]
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise ConfigurationError(f"{said}: must be finite and greater than 0")
+    if whole and not all(number.is_integer() for number in numbers):
+        raise ConfigurationError(f"{said}: must be whole numbers")
     return numbers
-
-
-def _whole(key: str, texts: Sequence[str]) -> list[int]:
-    numbers = _numbers(key, texts)
-    if not all(number.is_integer() for number in numbers):
-        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be whole numbers")
-    return [int(number) for number in numbers]
 
 
 def observe_command(

@@ -19,8 +19,8 @@ from rich.table import Table
 from common.errors import ConfigurationError, RecordsError
 from common.scenario.scenario import Scenario
 from experiments.audit.battery import scenario_games
-from experiments.audit.defects import INVISIBLE, Defect, planted, put_to_test
-from experiments.audit.game import Finding, familywise, finite, play_all
+from experiments.audit.defects import INVISIBLE, Defect, planted
+from experiments.audit.game import Finding, familywise, finite, play_all, put_to_test
 from experiments.audit.one_run import audit_one_run
 from mapa.commands import options
 from mapa.output import console, note, print_json, print_wide, progress_console, say

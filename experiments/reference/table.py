@@ -80,12 +80,7 @@ def run_cell(cell: Cell, choice: Choice, data_dir: Path) -> list[Row]:
     ]
     changes = [part for word in words for part in ("--set", word)]
     row = Row(
-        data=cell.data,
-        edges=cell.edges,
-        epsilon=cell.epsilon,
-        links=cell.links,
-        method=cell.method,
-        seed=cell.seed,
+        **{key: getattr(cell, key) for key in ("data", "edges", "epsilon", "links", "method", "seed")},
         accuracy=float(outcome.tally.evaluations[-1]["accuracy"]),
         stated_epsilon=float(privacy_of(resolved, edges)["epsilon"]),
         delta=resolved.privacy.total_delta,

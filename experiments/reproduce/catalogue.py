@@ -316,6 +316,11 @@ class Result:
         return self.accuracy[-1]
 
     @property
+    def after_a_quarter(self) -> float:
+        """The accuracy after a quarter of T."""
+        return next(a for t, a in zip(self.t, self.accuracy, strict=True) if t >= self.t[-1] / 4)
+
+    @property
     def floor(self) -> int | None:
         """The least count that `reached` can give; None: too few evaluations for any."""
         return self.t[WINDOW - 1] if len(self.t) >= WINDOW else None

@@ -241,16 +241,11 @@ def attack_shows(
 ) -> Iterator[Case]:
     """Judge whether all images are blurred at some ε, and some are restored at others."""
     for panel in results.panels("attack"):
-        likenesses = {
-            epsilon: [
-                r
-                for entry in results.of("attack", panel=panel)
-                for cell in entry.result.cells or []
-                if cell["law"] == law and cell["epsilon"] == epsilon
-                for r in cell["correlations"]  # |r| between image and reconstruction, of each release
-            ]
-            for epsilon in (*blurred, *restored)
-        }
+        likenesses: dict[float, list[float]] = {epsilon: [] for epsilon in (*blurred, *restored)}
+        for entry in results.of("attack", panel=panel):
+            for cell in entry.result.cells or []:
+                if cell["law"] == law and cell["epsilon"] in likenesses:
+                    likenesses[cell["epsilon"]] += cell["correlations"]  # |r| of image and reconstruction
         for epsilon, values in likenesses.items() if all(likenesses.values()) else ():
             words = "all blurred" if epsilon in blurred else "some restored"
             seen = f"{sum(r > RESTORED for r in values)} of {len(values)} restored"
@@ -285,9 +280,8 @@ def mapa_comes_near_audp(results: Results) -> Iterator[Case]:
 
 def gradient_norms_fall(results: Results) -> Iterator[Case]:
     for entry in results.of("norms", variant="asgd"):
-        norms = (entry.result.norms or {}).get("mean", [])
-        tenth = max(1, len(norms) // 10)
-        if norms:
+        if norms := (entry.result.norms or {}).get("mean"):
+            tenth = max(1, len(norms) // 10)
             first, last = mean(norms[:tenth]), mean(norms[-tenth:])
             yield Case(f"seed {entry.point.seed}", last < first, f"{first:.2f} → {last:.2f}")
 
@@ -305,9 +299,10 @@ def accuracy_rises_with_epsilon(results: Results) -> Iterator[Case]:
     for panel in results.panels("accuracy"):
         xs = results.xs("accuracy", panel=panel)
         for variant in ("mapa", "audp") if len(xs) > 1 else ():
-            curve = _curve(results, "accuracy", panel, variant)
-            if xs[0] in curve and xs[-1] in curve:
-                low, high = curve[xs[0]], curve[xs[-1]]
+            low, high = (
+                results.finals("accuracy", panel=panel, variant=variant, x=x) for x in (xs[0], xs[-1])
+            )
+            if low and high:
                 label = f"{results.title(panel)} {variant.upper()}"
                 yield Case(label, ahead(high, low), f"{percent(low)} → {percent(high)}")
 
@@ -318,8 +313,8 @@ def lead_is_larger_at_small_epsilon(results: Results) -> Iterator[Case]:
         if len(leads) > 1:
             (low, small, off), (high, large, off_too) = leads[0], leads[-1]
             words = f"{100 * small:+.1f} at ε={low:g}, {100 * large:+.1f} at {high:g}"
-            larger = above(small - large, TIE, math.hypot(off, off_too))
-            yield Case(results.title(panel), False if small <= TIE else larger, words)
+            larger = small > TIE and above(small - large, TIE, math.hypot(off, off_too))
+            yield Case(results.title(panel), larger, words)
 
 
 def lead_is_as_large_as_said(results: Results) -> Iterator[Case]:
@@ -474,17 +469,12 @@ def batch_and_smoothness_matter_little(results: Results) -> Iterator[Case]:
     for symbol, key, larger_is_faster in (("b", "batch_size", True), ("L", "algorithm.smoothness", False)):
         if finals := _learned(results, key):
             slow, fast = sorted((min(finals), max(finals)), reverse=not larger_is_faster)
-            early = {x: mean(map(_early, by_value(results, key)[x])) for x in (fast, slow)}
+            entries = by_value(results, key)
+            early = {x: mean(entry.result.after_a_quarter for entry in entries[x]) for x in (fast, slow)}
             numbers = f"early {100 * early[fast]:.1f} : {100 * early[slow]:.1f} %"
             sooner = above(early[fast] - early[slow], TIE, ONE_SEED)
             yield Case(f"{symbol} {fast:g} faster than {slow:g}", sooner, numbers)
             yield Case(f"{symbol} ends alike", alike(list(finals.values()), ROBUST), _each(finals))
-
-
-def _early(entry: FinishedPoint) -> float:
-    """Return the accuracy after a quarter of T."""
-    result = entry.result
-    return next(a for t, a in zip(result.t, result.accuracy, strict=True) if t >= result.t[-1] / 4)
 
 
 def sensitive_to_epsilon_and_theta(results: Results) -> Iterator[Case]:

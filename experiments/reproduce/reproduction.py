@@ -142,23 +142,18 @@ def notes(order: ReproductionOrder, points: Sequence[FigurePoint], no_containers
     if order.cached_only:
         lines.append(f"Nothing was run: this is what the cache holds. Seeds of a point: {_seeds(points)}.")
         return lines
-    fewer = _fewer_seeds(order)
-    if fewer:
-        lines.append(
-            f"Seeds were reduced to at most {order.seeds} for a point: {', '.join(fewer)}. "
-            "One seed cannot resolve a difference of one or two points."
-        )
-    return lines
-
-
-def _fewer_seeds(order: ReproductionOrder) -> list[str]:
-    """Return the experiments that --seeds has cut, with the seeds of their size."""
-    cut: dict[str, int] = {}
+    cut: dict[str, int] = {}  # the experiments that --seeds has cut, with the seeds of their size
     for block in blocks_of(order.experiments):
         seeds = block.size(order.size).seeds
         if order.seeds is not None and seeds > order.seeds:
             cut[block.experiment] = max(seeds, cut.get(block.experiment, 0))
-    return [f"{name} (of {seeds})" for name, seeds in cut.items()]
+    if cut:
+        fewer = ", ".join(f"{name} (of {seeds})" for name, seeds in cut.items())
+        lines.append(
+            f"Seeds were reduced to at most {order.seeds} for a point: {fewer}. "
+            "One seed cannot resolve a difference of one or two points."
+        )
+    return lines
 
 
 def _seeds(points: Sequence[FigurePoint]) -> str:
@@ -167,10 +162,8 @@ def _seeds(points: Sequence[FigurePoint]) -> str:
     counts: dict[str, list[int]] = {}
     for (experiment, *_), count in seeds.items():
         counts.setdefault(experiment, []).append(count)
-    return ", ".join(
-        f"{name} {min(some)}" + (f" to {max(some)}" if min(some) < max(some) else "")
-        for name, some in counts.items()
-    )
+    spans = {name: " to ".join(map(str, sorted({min(some), max(some)}))) for name, some in counts.items()}
+    return ", ".join(f"{name} {span}" for name, span in spans.items())
 
 
 def shortcomings(results: Results, failures: dict[str, str]) -> list[str]:

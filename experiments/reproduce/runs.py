@@ -72,8 +72,12 @@ def jobs_of(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[J
         data = (s.data.set, s.data.holdout)
         shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
         groups.setdefault(shape if point.engine == "block" else (point.key,), []).append(point)
-    widths = [(group, _width(group[0])) for group in groups.values()]
-    products = [group[i : i + width] for group, width in widths for i in range(0, len(group), width)]
+    products = []
+    for group in groups.values():
+        s = group[0].scenario
+        held = s.workers * 785 * _OUTPUTS.get(s.model.name, 1) * 4
+        width = max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(group[0]))))
+        products += [group[i : i + width] for i in range(0, len(group), width)]
     jobs = [
         Job(
             name=product[0].line,
@@ -95,12 +99,6 @@ def cost(point: FigurePoint) -> float:
     if point.engine in LIVE:
         return (12 if point.engine == "testbed" else 30 + 2 * s.workers) + 2 * work
     return 1 + work
-
-
-def _width(point: FigurePoint) -> int:
-    s = point.scenario
-    held = s.workers * 785 * _OUTPUTS.get(s.model.name, 1) * 4
-    return max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(point))))
 
 
 def run_points(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Result]:
@@ -276,17 +274,11 @@ def _output_of(command: Sequence[str], point: FigurePoint) -> str:
             if isinstance(error, subprocess.TimeoutExpired):
                 raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error
             raise
-    if child.returncode != 0 and not _diverged(out):
-        raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
-    return out
-
-
-def _diverged(out: str) -> bool:
-    """Whether that is the summary of a model that is no longer finite: a result, as in a simulation."""
-    with contextlib.suppress(ValueError):
-        summary = json.loads(out)
-        return isinstance(summary, dict) and summary.get("reason") == "diverged"
-    return False
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        # a model that is no longer finite is a result, as in a simulation
+        if child.returncode == 0 or json.loads(out)["reason"] == "diverged":
+            return out
+    raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
 
 
 def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None]) -> tuple[bool, str]:

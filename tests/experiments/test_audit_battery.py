@@ -22,9 +22,9 @@ from common.noise.law import NoiseLaw
 from common.randomness import Purpose
 from experiments.audit.battery import most_drawn
 from experiments.audit.claims import GdpClaim, PureClaim
-from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
+from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted
 from experiments.audit.design import Design, honest
-from experiments.audit.game import _released, familywise
+from experiments.audit.game import _released, familywise, put_to_test
 from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
 from tests.mechanism_support import (
