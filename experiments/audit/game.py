@@ -224,8 +224,6 @@ def _played(
 
 def familywise(confidence: float, games: int) -> float:
     """Return Bonferroni's α of one of several games that hold together at this confidence."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence}: must be between 0 and 1")
     return (1 - confidence) / max(1, games)
 
 

@@ -50,12 +50,11 @@ def test_a_run_that_diverges_on_the_testbed_is_a_result(tmp_path: Path) -> None:
     steep = ("algorithm.name=constant", "algorithm.rate=1e30", "algorithm.first_clip=1e-9")
     changes = (*calm.changes, *steep)
     _, scenario = load_scenario(calm.file, changes, seed=calm.seed)
-    found = run_live(
-        replace(calm, changes=changes, scenario=scenario), data_dir=NOWHERE, runs=tmp_path / "runs"
-    )
-    assert 0 < found.t[-1] < scenario.iterations
-    assert found.loss[-1] is None
-    assert 0 <= found.final <= 1
+    point = replace(calm, changes=changes, scenario=scenario)
+    result = run_live(point, data_dir=NOWHERE, runs=tmp_path / "runs")
+    assert 0 < result.t[-1] < scenario.iterations
+    assert result.loss[-1] is None
+    assert 0 <= result.final <= 1
 
 
 def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
