@@ -53,8 +53,6 @@ class UnfinishedError(MapaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What every experiment is asked for."""
-
     size: str
     out: Path
     data_dir: Path
@@ -205,7 +203,6 @@ def csv_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> s
 
 
 def write_values(path: Path, kind: type[D], rows: Iterable[D]) -> None:
-    """Write dataclasses of one kind, a line each."""
     columns = [column.name for column in fields(kind)]
     path.write_text(csv_table(columns, map(asdict, rows)), encoding="utf-8")
 

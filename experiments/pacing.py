@@ -70,8 +70,6 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What one edge has released over time, and what that cost it."""
-
     device: str
     releases: list[int]
     seconds: list[float]  # since the first update
@@ -79,7 +77,6 @@ class Spending:
 
 
 def simulate_task(task: Simulation) -> Path:
-    """Simulate; return where the records are."""
     name, scenario = load_scenario(task.scenario, task.words, seed=task.seed)
     return Path(record_simulation(World.of(scenario, task.data_dir), name=name, runs=task.runs)["path"])
 
@@ -96,7 +93,6 @@ def simulated(tasks: Sequence[Simulation], jobs: int | None) -> list[Path]:
 
 
 def row_of(path: Path) -> RunRow:
-    """Read a run and what its edges have spent."""
     run = read_result(path)
     if run.reason != "finished" or run.summary.get("final_accuracy") is None:
         raise UnfinishedError(f"{path}: {run.reason}, or without an accuracy: not to be compared")
@@ -217,7 +213,6 @@ def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int)
 
 
 def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
-    """Draw ε over time, a panel for each run."""
     with panels(1, len(runs), width=3.6, height=2.8) as (figure, axes):
         top = max(edge.epsilon[-1] for edges in runs.values() for edge in edges)
         for axis, (title, edges) in zip(axes[0], runs.items(), strict=True):

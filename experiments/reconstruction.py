@@ -187,7 +187,6 @@ def models_at(world: World, updates: Sequence[int]) -> list[SendModel]:
 class Reconstruction:
     """One cell of the grid: means over several releases, and the picture of one of them."""
 
-    clipping: str
     law: str
     epsilon: float | None  # nominal ε of one release; None: no noise
     t: int
@@ -197,7 +196,8 @@ class Reconstruction:
     label_accuracy: float
     picture: Picture
     truth: Picture
-    correlations: tuple[float, ...]  # |r| of each release
+    correlations: Sequence[float]  # |r| of each release
+    clipping: str = ""
 
 
 def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
@@ -434,8 +434,6 @@ def record_payloads(
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one payload gave away."""
-
     arrived: GradientArrived
     picture: Picture
     target: int

@@ -69,7 +69,6 @@ def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, 
 
 
 def _binomial(trials: int, rate: float) -> Floats:
-    """Return Pr[B = 0 … trials]."""
     special = scipy_special()
     k = np.arange(trials + 1)
     log_choose = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)

@@ -50,8 +50,6 @@ INVISIBLE: dict[str, str] = {}
 
 
 def on(part: str, change: Callable[[Any], Any]) -> Plant:
-    """Return a plant that changes one part of an edge."""
-
     def plant(worker: EdgeWorker) -> EdgeWorker:
         setattr(worker, part, change(getattr(worker, part)))
         return worker
@@ -155,8 +153,6 @@ At = Callable[[Purpose, int], np.random.Generator]  # of honest streams
 
 
 class Redirected(CounterStreams):
-    """Streams of the same key that answer otherwise."""
-
     def __init__(self, honest: CounterStreams, answer: Callable[[At, Purpose, int], Any]) -> None:
         super().__init__(honest._key, reproducible=honest.reproducible)
         self._answer = answer
@@ -223,7 +219,6 @@ def always_there(worker: EdgeWorker) -> EdgeWorker:
 
 
 def edge(kind: type[EdgeWorker]) -> Plant:
-    """Return a plant of another kind of edge."""
     return lambda worker: kind(**{field.name: getattr(worker, field.name) for field in fields(worker)})
 
 
@@ -244,8 +239,6 @@ def bare(where: Callable[[int, int], bool]) -> Plant:
 
 
 class _OwnRelease(EdgeWorker):
-    """An edge that clips and noises in another way."""
-
     def _of_batch(self, x: Vector, n: int) -> PerSampleGradients:
         shard, b = self.shard, self.mechanism.batch_size
         rows = shard.rows[self.mechanism.sampler.draw(self.streams, self.index, n, len(shard), b)]
@@ -358,7 +351,6 @@ class Defect:
 
 
 def planted() -> list[Defect]:
-    """Return every defect."""
     mutated = [
         Defect(f"{name}: {mutation}", claimed, plant)
         for mutation, plant in MUTATIONS.items()

@@ -111,7 +111,6 @@ class Altered(NoiseLaw):
 
 
 def silent(law: NoiseLaw) -> NoiseLaw:
-    """Return the law without noise."""
     return Altered(law, np.zeros_like)
 
 
@@ -123,7 +122,6 @@ def honest(worker: EdgeWorker) -> EdgeWorker:
 
 
 def resized(mechanism: Mechanism, batch_size: int) -> Mechanism:
-    """Return a mechanism with another b."""
     sampler = mechanism.sampler.resized(mechanism.batch_size, batch_size)
     return replace(mechanism, batch_size=batch_size, sampler=sampler)
 
@@ -157,7 +155,6 @@ class Design:
 
     @property
     def sensitivity(self) -> float:
-        """ΔS = 2C/b."""
         return 2 * CLIP / self.mechanism.batch_size
 
     @property

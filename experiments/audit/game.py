@@ -106,7 +106,6 @@ class Finding:
 
     @property
     def violated(self) -> bool:
-        """Tell whether the claim is refuted."""
         return self.lower_bound > self.claimed
 
 
@@ -148,7 +147,6 @@ def _count(game: Game) -> int:
 
 
 def _released(game: Game, there: bool, seed: int) -> Releases:
-    """Make the releases of one world."""
     steer, of_round, count = game.steer, game.releases_per_round, _count(game)
     apart = (
         game.restarts or game.fresh_runs
@@ -179,7 +177,6 @@ def turned(shard: Shard, places: int) -> Shard:
 
 
 def _best_threshold(claim: ReleaseClaim, zeroed: Floats, present: Floats, alpha: float) -> float:
-    """Return the threshold whose bound is the highest on this half."""
     both = np.sort(np.concatenate((zeroed, present)))
     between = (both[1:] + both[:-1]) / 2
     positives = len(zeroed) - np.searchsorted(np.sort(zeroed), between, side="right")

@@ -54,15 +54,12 @@ def sound_mechanisms() -> dict[str, Mechanism]:
 
 
 def sound_battery(mechanism: Mechanism, rounds: int) -> list[Game]:
-    """Return the battery of one of them."""
     assert mechanism.law is not None
     return battery(mechanism, shard_size=SHARD, dimension=mechanism.law.audit_dimension, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What the games of one seed showed."""
-
     seed: int
     games: int
     refuted: list[str]

@@ -144,7 +144,6 @@ def reproduce_command(
 
 
 def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
-    """Reproduce, print the verdicts, and return the exit code."""
     from experiments.reproduce.reproduction import reproduce
 
     console = progress_console()
@@ -175,7 +174,6 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
 
 
 def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
-    """Make the reference table, print it, and return the exit code."""
     console = Console(stderr=True)
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))

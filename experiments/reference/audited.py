@@ -37,8 +37,6 @@ _WHOLE = "a whole training run"
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One mechanism to be audited."""
-
     cell: Cell  # of the first of its methods
     choice: Choice
     kind: ReleaseKind
@@ -140,7 +138,6 @@ def row_of(
     digest: str,
     command: str,
 ) -> Audited:
-    """Return what the games and the training run showed."""
     kind, law, mechanism = audit.kind, audit.kind.law, audit.kind.mechanism
     # `scenario_games` has one release first, then a message where that is more
     place = 1 if mechanism.steps > 1 else 0

@@ -28,8 +28,6 @@ _HOLDOUT = {"mnist": 10_000, "fashion": 10_000, "cifar10": 5_000}  # records
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row's method."""
-
     name: str
     about: str
     set: Mapping[str, Change] = field(default_factory=dict)
@@ -44,8 +42,6 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Which cells there are."""
-
     data: Sequence[str]
     edges: Sequence[int]
     epsilons: Sequence[int]
@@ -60,8 +56,6 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run of the table."""
-
     data: str
     edges: int
     epsilon: int
@@ -175,8 +169,6 @@ FURTHER = 3  # steps at most beyond a grid, for each of its keys
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The best of a grid on held-out records."""
-
     choice: Choice
     accuracy: float  # there
     looks: int  # at the held-out records for it

@@ -131,7 +131,6 @@ def between(values: Sequence[float], form: str = ".3f") -> str:
 
 
 def costs(rows: Sequence[Row]) -> list[str]:
-    """Return stated ε, updates, megabytes and virtual seconds."""
     return [
         between([row.stated_epsilon for row in rows]),
         between([row.updates for row in rows], ".0f"),
@@ -148,8 +147,6 @@ CHOICES = Path(__file__).parent / "choices.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOrder(Order):
-    """What is to be run."""
-
     tune: bool = False  # choose on held-out records first; otherwise as choices.toml says
     others: Sequence[Path] = ()  # rows of others for the same table
     audit: bool = False  # each release mechanism; otherwise what audited.csv has is shown

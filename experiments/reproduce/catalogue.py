@@ -24,19 +24,19 @@ from mapa.scenario_patterns import PREFIX, matching_lines
 SIZES = ("tiny", "quick", "full")
 OURS = "ours"  # the experiments of number 7 together
 
-ATTACK_EPSILONS = (0.01, 0.1, 1.0)
-ATTACK_LAWS = ("exponential-norm", "gamma-norm")
-ATTACK_CLIPPING = BatchMean()
-ATTACK_RELEASES = 20  # of which the figures are means
-ATTACK_BATCH = 1  # as in the method that the paper cites
-# The same for `mapa attack`.
-ATTACK_OPTIONS = (
-    *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in ATTACK_EPSILONS)),
-    *(word for law in ATTACK_LAWS for word in ("--law", law)),
-    *("--clipping", ATTACK_CLIPPING.name),
-    *("--releases", str(ATTACK_RELEASES)),
-    *("--batch-size", str(ATTACK_BATCH)),
-    "--retrain",
+ATTACK: dict[str, Any] = {  # what `reconstruction.attack` is given
+    "epsilons": (0.01, 0.1, 1.0),
+    "laws": ("exponential-norm", "gamma-norm"),
+    "clippings": (BatchMean(),),
+    "releases": 20,  # of which the figures are means
+    "batch_size": 1,  # as in the method that the paper cites
+    "retrain": True,
+}
+ATTACK_OPTIONS = (  # the same for `mapa attack`
+    *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in ATTACK["epsilons"])),
+    *(word for law in ATTACK["laws"] for word in ("--law", law)),
+    *(word for clipping in ATTACK["clippings"] for word in ("--clipping", clipping.name)),
+    *("--releases", str(ATTACK["releases"]), "--batch-size", str(ATTACK["batch_size"]), "--retrain"),
 )
 
 Engine = Literal["block", "events", "synchronous", "testbed", "attack"]
@@ -317,7 +317,6 @@ class Result:
 
     @property
     def after_a_quarter(self) -> float:
-        """The accuracy after a quarter of T."""
         return next(a for t, a in zip(self.t, self.accuracy, strict=True) if t >= self.t[-1] / 4)
 
     @property
@@ -383,12 +382,10 @@ class Results:
         return f"{model.upper()} {asked.upper()}" + (" (mnist-5k)" if used == {"mnist-5k"} else "")
 
     def xs(self, experiment: str, **wanted: object) -> list[float]:
-        """Return the x at which anything was run, in order."""
         return sorted({e.point.x for e in self.of(experiment, **wanted) if e.point.x is not None})
 
     def variants(self, experiment: str, panel: str) -> list[str]:
         return list(dict.fromkeys(entry.point.variant for entry in self.of(experiment, panel=panel)))
 
     def finals(self, experiment: str, **wanted: object) -> list[float]:
-        """Return the final accuracies, one for each seed."""
         return [entry.result.final for entry in self.of(experiment, **wanted)]

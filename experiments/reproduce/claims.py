@@ -95,8 +95,6 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A claim with what became of it."""
-
     claim: FigureClaim
     judgement: Judgement
 
@@ -137,7 +135,6 @@ def above(value: float, margin: float, uncertain: float) -> bool | None:
 
 
 def ahead(a: Sequence[float], b: Sequence[float]) -> bool | None:
-    """Tell whether a is more accurate than b."""
     return above(mean(a) - mean(b), TIE, doubt(a, b))
 
 
@@ -220,7 +217,6 @@ def is_more_accurate(
 
 
 def _places(results: Results, experiment: str) -> list[tuple[str, float]]:
-    """Return every panel with every x at which anything was run in it."""
     return [(p, x) for p in results.panels(experiment) for x in results.xs(experiment, panel=p)]
 
 
@@ -444,7 +440,6 @@ def needs_fewer_updates(
 
 
 def by_value(results: Results, key: str) -> dict[float, list[FinishedPoint]]:
-    """Return the runs of one parameter's panel."""
     return {x: results.of("sensitivity", sweep=key, x=x) for x in results.xs("sensitivity", sweep=key)}
 
 
@@ -518,7 +513,6 @@ def mapa_needs_no_tuning(results: Results) -> Iterator[Case]:
 
 
 def bound_of(line: str) -> float:
-    """Return the clipping bound of a figure's line."""
     _, scenario = load_scenario(f"{PREFIX}{line}")
     assert scenario.algorithm.first_clip is not None
     return scenario.algorithm.first_clip

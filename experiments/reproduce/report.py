@@ -145,7 +145,6 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a table; cells that some rows lack are empty."""
     columns = columns_of(rows)
     return markdown_table(columns, [[row.get(column, "") for column in columns] for row in rows]) + "\n"
 
@@ -195,8 +194,6 @@ def _git(root: Path, *words: str) -> str | None:
 
 @dataclass(slots=True)
 class ReportContent:
-    """Everything the report tells."""
-
     command: str
     size: str
     seconds: float
@@ -210,7 +207,6 @@ class ReportContent:
 
 
 def write_report(content: ReportContent, folder: Path) -> list[Path]:
-    """Write report.html, report.md, and the tables as CSV."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     tables = {one.name: rows_of(content.results, one.name) for one in content.experiments}
     texts = {"report.html": _page(content, tables), "report.md": _markdown(content, tables)}

@@ -32,8 +32,6 @@ _NAMED = 12  # lines with missing points that a note names one by one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproductionOrder(Order):
-    """What is to be reproduced, and how."""
-
     experiments: Sequence[Experiment]
     command: str
     testbed: str = "auto"
@@ -167,7 +165,6 @@ def _seeds(points: Sequence[FigurePoint]) -> str:
 
 
 def shortcomings(results: Results, failures: dict[str, str]) -> list[str]:
-    """Return what is missing, and which runs failed."""
     texts = []
     if results.missing:
         lines = sorted({point.line for point in results.missing})

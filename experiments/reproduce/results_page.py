@@ -25,7 +25,6 @@ _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DO
 
 
 def verdicts(docs: Path) -> Verdicts:
-    """Return every claim with its verdict and its cases."""
     claims: Verdicts = json.loads((docs / "results" / "verdicts.json").read_text(encoding="utf-8"))
     return claims
 
@@ -121,7 +120,6 @@ def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
 
 
 def renewed(page: str, docs: Path) -> str:
-    """Return a page with the text between its marks generated again."""
     claims, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
     makers: dict[str, Callable[[], str]] = {
         "verdict-table": lambda: verdict_table(claims),

@@ -28,16 +28,7 @@ from common.scenario.scenario import Scenario
 from edge.shards import shards_for
 from experiments.harness import Job, require_end
 from experiments.reconstruction import Reconstruction, attack
-from experiments.reproduce.catalogue import (
-    ATTACK_BATCH,
-    ATTACK_CLIPPING,
-    ATTACK_EPSILONS,
-    ATTACK_LAWS,
-    ATTACK_RELEASES,
-    PROCESSES,
-    FigurePoint,
-    Result,
-)
+from experiments.reproduce.catalogue import ATTACK, PROCESSES, FigurePoint, Result
 from mapa.budget import calibrated
 from mapa.processes import interruptible, one_thread_each
 from mapa.simulation.simulator import Outcome, World, simulate
@@ -55,6 +46,7 @@ _SECONDS_AN_UPDATE = 0.5  # far beyond any: a live run that takes longer hangs
 _GRACE = 120.0  # seconds in which a live run that was interrupted takes its containers down
 _BINS = 150  # of the gradient norms over the iterations
 _CELL = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
+_ROUNDED = {"correlations": 4, "picture": 3, "truth": 3}  # digits
 
 
 class LiveRunError(MapaError):
@@ -102,7 +94,6 @@ def cost(point: FigurePoint) -> float:
 
 
 def run_points(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Result]:
-    """Run points in this process; several of them as one product."""
     began = time.perf_counter()
     if points[0].engine == "block":
         outcomes = simulate_many([world_for(point.scenario, data_dir) for point in points], blocks=True)
@@ -318,34 +309,18 @@ def lacking_here() -> str | None:
 
 def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
     """Return what the attack sees, with pictures, as JSON can hold it."""
-    cells = attack(
-        world,
-        epsilons=ATTACK_EPSILONS,
-        iterations=updates,
-        batch_size=ATTACK_BATCH,
-        releases=ATTACK_RELEASES,
-        laws=ATTACK_LAWS,
-        clippings=(ATTACK_CLIPPING,),
-        retrain=True,
-    )
     shape = list(world.dataset.shape)
-    rounded = (("correlations", 4), ("picture", 3), ("truth", 3))
     return [
         {
             **{key: getattr(cell, key) for key in _CELL},
-            **{key: [round(float(v), digits) for v in getattr(cell, key)] for key, digits in rounded},
+            **{key: [round(float(v), n) for v in getattr(cell, key)] for key, n in _ROUNDED.items()},
             "shape": shape,
         }
-        for cell in cells
+        for cell in attack(world, iterations=updates, **ATTACK)
     ]
 
 
 def cell_of(values: Mapping[str, Any]) -> Reconstruction:
     """Return what `attack_cells` wrote, as far as it was rounded."""
-    return Reconstruction(
-        clipping=ATTACK_CLIPPING.name,
-        **{key: values[key] for key in _CELL},
-        correlations=tuple(values["correlations"]),
-        picture=np.array(values["picture"]),
-        truth=np.array(values["truth"]),
-    )
+    arrays = {key: np.array(values[key]) for key in _ROUNDED}
+    return Reconstruction(**{key: values[key] for key in _CELL}, **arrays)
