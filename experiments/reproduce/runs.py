@@ -322,5 +322,5 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
 
 def cell_of(values: Mapping[str, Any]) -> Reconstruction:
     """Return what `attack_cells` wrote, as far as it was rounded."""
-    arrays = {key: np.array(values[key]) for key in _ROUNDED}
+    arrays: dict[str, Any] = {key: np.array(values[key]) for key in _ROUNDED}
     return Reconstruction(**{key: values[key] for key in _CELL}, **arrays)
