@@ -282,7 +282,8 @@ def sweep(
 ) -> Iterator[Done[T, R]]:
     """Yield every task as it ends, in whatever order; one that fails does not stop the others.
 
-    `work` and the tasks must be picklable; on Ray the other hosts need this package, too.
+    `jobs` at once: by default one for each core that this process may use. `work` and the tasks must be picklable; on
+    Ray the other hosts need this package, too.
     """
     if engine not in SWEEP_ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
@@ -291,7 +292,11 @@ def sweep(
     if engine == "ray":
         yield from _on_ray(work, tasks, ray_address)
     else:
-        yield from _on_cores(work, tasks, jobs or os.cpu_count() or 1)
+        yield from _on_cores(work, tasks, jobs or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:

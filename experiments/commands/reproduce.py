@@ -72,7 +72,9 @@ def reproduce_command(
         list[str] | None,
         typer.Option(metavar="GLOB", help="run only matching lines, e.g. '*-lr-*'; repeatable"),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="parallel runs on this machine")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="parallel runs on this machine; default: one for each core")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="reuse finished runs from the cache, or run them again")
     ] = True,

@@ -287,6 +287,21 @@ def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_results_do_not_depend_on_how_many_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    tables = []
+    for jobs in (1, None):  # None: one for each core
+        folder = tmp_path / str(jobs)
+        outcome = reproduce(order(folder, "stragglers", "bounds", only=("*-lr-*",), jobs=jobs))
+        assert (outcome.cached, outcome.failures) == (0, {})
+        assert outcome.runs > 4
+        tables.append([path.read_text(encoding="utf-8") for path in sorted((folder / "tables").iterdir())])
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) -> None:
     seen: list[tuple[float, float]] = []
 
