@@ -19,14 +19,6 @@ from mapa.processes import one_thread
 SECONDS = 0.05  # that every write takes longer
 
 
-def set_slow(file: Path, on: bool) -> None:
-    """Slow down the programs that were started with this file, or no more."""
-    if on:
-        file.touch()
-    else:
-        file.unlink(missing_ok=True)
-
-
 def slow_writes(file: Path, service: str) -> None:
     """Make every write of a `cloud` or an `edge` in this process wait while the file exists."""
 
