@@ -15,6 +15,7 @@ from common.datasets.dataset import Dataset, Samples
 from common.messages import SendModel
 from common.models.model import Model
 from common.models.registry import make_model
+from common.own_code import is_allowed, only_code
 from common.scenario import parts
 from common.transport.loop import SelectorLoop
 from common.wire.codec import encode_model
@@ -109,11 +110,13 @@ def test_the_loop_goes_on_beside_a_job_and_raises_what_it_raised() -> None:
         background(gate.wait, told.append)
         loop.call_later(0.0, gate.set)  # the job waits for the loop
         assert loop.serve(lambda: told == [True], until=loop.now() + PATIENCE)
+        with only_code(["a:B"]):
+            background(lambda: is_allowed("c:D"), told.append)
         background(fail, told.append)
         with pytest.raises(ZeroDivisionError):
             loop.serve(lambda: False, until=loop.now() + PATIENCE)
         background.end()
-    assert told == [True]
+    assert told == [True, False]
 
 
 def test_an_end_does_not_wait_for_a_job_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
