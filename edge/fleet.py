@@ -133,7 +133,7 @@ class EdgeFleet:
         self.say, self.note = say, note
         self.loop = SelectorLoop()
         self.background = BackgroundThread(self.loop)
-        self.journals = Journals(self.loop.call_later)
+        self.journals = Journals(self.loop.post)
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
