@@ -45,12 +45,16 @@ def random_stream(scenario: Scenario, engine: str) -> str:
 
 
 @contextlib.contextmanager
-def open_records(path: Path) -> Iterator[RunDirectory]:
-    """Open a run's directory. A run that ends before it has a manifest never began: nothing is left of it."""
+def open_records(path: Path, *, resumed: bool = False) -> Iterator[RunDirectory]:
+    """Open the directory of a new run, or of one that goes on unless another program has it open.
+
+    A run that ends before it has a manifest never began: nothing is left of it.
+    """
     try:
-        directory = RunDirectory(path)
+        directory = RunDirectory(path, resumed=resumed)
     except OSError as error:
-        raise RecordsError(f"--runs-dir {path.parent}: cannot write records there: {error}") from error
+        where = path if resumed else f"--runs-dir {path.parent}"
+        raise RecordsError(f"{where}: cannot write records there: {error}") from error
     try:
         with directory:
             yield directory
@@ -58,17 +62,6 @@ def open_records(path: Path) -> Iterator[RunDirectory]:
         if not (path / "manifest.json").exists():
             shutil.rmtree(path, ignore_errors=True)
         raise
-
-
-@contextlib.contextmanager
-def open_again(path: Path) -> Iterator[RunDirectory]:
-    """Open the directory of a run that goes on; ConfigurationError where another program has it open."""
-    try:
-        directory = RunDirectory(path, resumed=True)
-    except OSError as error:
-        raise RecordsError(f"{path}: cannot write records there: {error}") from error
-    with directory:
-        yield directory
 
 
 def check_engine(scenario: Scenario, engine: str) -> None:

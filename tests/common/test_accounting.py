@@ -152,10 +152,6 @@ def test_a_mechanism_without_a_guarantee_has_no_finite_epsilon_and_says_why(
     assert reason in ours.reason
 
 
-def test_a_gaussian_release_has_no_pure_epsilon() -> None:
-    assert total(of(1, kind(Gaussian(9.0))), 0.0).epsilon == math.inf
-
-
 def test_a_batch_larger_than_the_shard_is_refused_unless_drawn_with_replacement() -> None:
     for sampling in (POISSON, SHUFFLED):
         with pytest.raises(ConfigurationError, match="batch_size = 12: must be at most the shard's 11"):

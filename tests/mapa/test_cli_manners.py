@@ -225,6 +225,7 @@ def test_colours_are_for_terminals_whose_owner_wants_them(
 
 
 def test_what_is_piped_has_no_escape_sequences(mapa: Mapa) -> None:
+    assert "simulate" in mapa().out  # without a command it says what there is
     for words in (["--help"], ["scenarios"], ["fly"], ["runs", "show", "nothing"]):
         done = mapa(*words)
         assert "\x1b" not in done.out + done.err
