@@ -21,12 +21,9 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT, truncated
+from tests.mechanism_support import release_kind as kind
 
 BUDGET = Budget(2.0, 1e-5)
-
-
-def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampler = POISSON) -> ReleaseKind:
-    return ReleaseKind(Mechanism(law, b, sampling), n)
 
 
 @pytest.mark.parametrize(
