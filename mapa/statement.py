@@ -205,7 +205,7 @@ def _ranked(keys: Mapping[Key, GaussianReleases], delta: float, quick: bool) -> 
     bounds: dict[Key, float] = {}
     for key, of in keys.items():
         rate = cuts[bisect.bisect_left(cuts, of.rate)]
-        bounds[key] = gaussian.rdp([GaussianReleases(of.noise_multiplier, rate, of.count)], delta)
+        bounds[key] = gaussian.rdp(GaussianReleases(of.noise_multiplier, rate, of.count), delta)
     order = sorted(keys, key=bounds.__getitem__, reverse=True)
     exact: dict[Key, Total] = {order[-1]: total(order[-1], delta, quick=quick)}
     largest = 0.0

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from common.accounting.releases import ReleaseKind
 
-_LIBRARIES = ("dp-accounting", "numpy", "scipy")
+_LIBRARIES = ("numpy", "scipy")
 _OURS = "common."
 _WORTH = 0.05  # seconds: what is found sooner is not kept
 

@@ -177,8 +177,8 @@ def _read_total(kept: dict[str, Any], spent: Spent, delta: float) -> Total | Non
         or not all(type(one) is float and one >= 0 for one in figures)
     ):
         return None
-    groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    rdp = None if any(group.truncation for group in groups) else gaussian.rdp(groups, delta)
+    [group] = _gaussian_groups([spent], Adjacency.ZERO_OUT)
+    rdp = None if group.truncation else gaussian.rdp(group, delta)
     return found if found.rdp == rdp else None
 
 
@@ -251,8 +251,8 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
     """Return RDP's figure and PLD's; of truncated batches PLD's or none at all, since no other method has a bound."""
     if delta == 0:
         return Total(delta=delta, reason=_NO_DELTA)
-    [group] = groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    by_rdp = gaussian.rdp([replace(group, truncation=None)], delta)
+    [group] = _gaussian_groups([spent], Adjacency.ZERO_OUT)
+    by_rdp = gaussian.rdp(replace(group, truncation=None), delta)
     stated = Total(delta=delta, rdp=None if group.truncation else by_rdp)
     by_pld = math.inf
     if quick:
@@ -261,7 +261,7 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
         why = f"ε is beyond {PLD_CEILING:g}"
     else:
         why = f"with so many releases, δ = {delta:g} is too small for its arithmetic"
-        by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
+        by_pld = gaussian.pld(group, delta, Adjacency.ZERO_OUT)
     if math.isinf(by_pld):
         left_out = f"left out {why}" if quick else f"left out: {why}"
         return replace(
@@ -270,7 +270,7 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
         )
     if not replace_one:
         return replace(stated, pld=by_pld)
-    replaced = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
+    [replaced] = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
     other = gaussian.pld(replaced, delta, Adjacency.REPLACE_ONE)
     return replace(stated, pld=by_pld, replace_one=other if math.isfinite(other) else None)
 
