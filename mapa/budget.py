@@ -28,7 +28,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
     budget permits at this z. `say` hears what is looked for and how long it took: half a minute for one z, where no
     run before has asked for the same.
     """
-    user_cache()  # the statement at the end uses it, too: a wrong MAPA_CACHE_MB is refused before anything starts
+    user_cache()  # a wrong MAPA_CACHE_MB is refused before anything starts
     privacy = scenario.privacy
     law = privacy.described.made
     total_epsilon = privacy.total_epsilon
