@@ -11,16 +11,17 @@ from typing import TypeVar, assert_never
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
 from common.quantities import EdgeId, RunId, is_finite
+from common.randomness import Purpose
 from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
 from common.wire import codec
+from common.wire.codings.registry import compress, expand, marked
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
 from edge.joining import Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
-from edge.worker import EdgeWorker
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
 TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
@@ -298,7 +299,7 @@ class EdgeClient:
         if preparation is None or self.session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: read_model(payload, preparation.worker, last)))
+        self._tell(self._read("model", lambda: read_model(payload, preparation, last)))
 
     def on_answer(self, topic: str, payload: bytes) -> None:
         answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
@@ -363,8 +364,7 @@ class EdgeClient:
             case protocol.MakeGradient(sequence=sequence, received=received):
                 assert self.preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                worker = self.preparation.worker
-                self._tell(make_gradient(worker, self.ledger, self.run, sequence, received))
+                self._tell(make_gradient(self.preparation, self.ledger, self.run, sequence, received))
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -456,16 +456,18 @@ class EdgeClient:
 
 
 def make_gradient(
-    worker: EdgeWorker, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
+    preparation: Preparation, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
 ) -> protocol.GradientDebited | protocol.Ending:
     """Make the gradient of this sequence and debit it, with its bytes; only then may these leave."""
+    worker = preparation.worker
     worker.sequence = sequence - 1
     try:
         made = worker.receive(received)
     except MemoryError as error:
         return protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed")
     try:
-        payload = codec.encode_gradient(made)
+        rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
+        payload = compress(codec.encode_gradient(made), preparation.codings.gradients, rng)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
@@ -486,9 +488,11 @@ def make_gradient(
     return protocol.GradientDebited(sequence)
 
 
-def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:
+def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
-    received = codec.decode_model(worker.edge_id, payload, worker.model.dimension)
+    worker, dimension = preparation.worker, preparation.worker.model.dimension
+    plain = expand(payload, marked([preparation.codings.models]), dimension)
+    received = codec.decode_model(worker.edge_id, plain, dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.
     worker.check(received)

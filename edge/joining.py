@@ -24,8 +24,8 @@ from common.models.model import Images, Model
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
-from common.scenario.scenario import Scenario, parse_welcome
-from common.transport.link import LinkProfile, link_profile
+from common.scenario.scenario import Codings, Scenario, parse_welcome
+from common.transport.link import LinkProfile
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge import policy as permitted
 from edge.device import EmulatedDevice, emulated
@@ -52,6 +52,11 @@ class Preparation:
     link: LinkProfile | None
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
+
+    @property
+    def codings(self) -> Codings:
+        """How its messages are coded: a welcome's scenario says it for this edge alone."""
+        return self.scenario.codings(0)
 
     @property
     def largest_packet(self) -> int:
@@ -86,6 +91,7 @@ class Membership:
             number=effect.number,
             incarnation=effect.incarnation,
             preparing=self.own is not None and self.preparation is None,
+            coding=self.policy.coding,
         )
 
     def follow(self, admission: Welcome) -> Prepared | Signal | Ending:
@@ -168,7 +174,7 @@ class Membership:
             streams=streams_for(admission.seed),
             sequence=ledger.last_sequence(self.run),
         )
-        link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+        link = policy.link or (scenario.links[0].profile if scenario.links else None)
         profile = scenario.device(index)  # the welcome holds this edge's alone
         return Preparation(
             worker,

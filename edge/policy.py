@@ -45,6 +45,7 @@ class OperatorPolicy:
     budget: Budget | None = None  # (ε, δ) of the records
     replace_budget: bool = False  # it replaces earlier budgets for these records
     link: LinkProfile | None = None
+    coding: str | None = None  # that it asks for, both ways: a run need not offer it
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
     allow_unprotected: bool = False  # releases of the owner's records may have no noise that protects them

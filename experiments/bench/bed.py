@@ -41,11 +41,13 @@ def python(*words: str, tree: Path = ROOT) -> dict[str, Any]:
 @contextlib.contextmanager
 def program(*words: str, tree: Path = ROOT, **streams: Any) -> Iterator[subprocess.Popen[str]]:
     """Run such a program; it ends with the block."""
-    with subprocess.Popen(**python(*words, tree=tree), **streams) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    process = subprocess.Popen(**python(*words, tree=tree), **streams)
+    try:
+        yield process
+    finally:
+        process.kill()
+        with contextlib.suppress(BrokenPipeError):  # what it was still to read
+            process.__exit__(None, None, None)
 
 
 @contextlib.contextmanager
