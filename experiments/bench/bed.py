@@ -166,7 +166,8 @@ class CloudBed:
         for child in (self.cloud, *self.children):
             if child.poll() is not None:
                 said = " ".join(path.read_text()[-800:] for path in sorted(self.directory.glob("*.log")))
-                raise MapaError(f"bench: {child.args!r} ended with {child.returncode}: {said}")
+                words = " ".join(map(str, child.args[len(ends_with_parent([])) :]))  # type: ignore[index]
+                raise MapaError(f"bench: {words} ended with {child.returncode}: {said}")
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + _PATIENCE
