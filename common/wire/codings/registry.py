@@ -33,6 +33,10 @@ def marked(names: Iterable[str]) -> Marked:
 
 
 EVERY: Final = marked(CODINGS)  # what a reader of records takes
+GRADIENT_MARKS: Final = {
+    GRADIENT_MARK,
+    *(mark for mark, (_, plain) in EVERY.items() if plain == GRADIENT_MARK),
+}
 
 
 def compress(plain: bytes, name: str, rng: np.random.Generator | None = None) -> bytes:
