@@ -16,7 +16,7 @@ from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
 from common.wire import codec
-from common.wire.codings.registry import compress, expand, marked
+from common.wire.codings.registry import PLAIN, compress, expand
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
@@ -466,8 +466,10 @@ def make_gradient(
     except MemoryError as error:
         return protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed")
     try:
-        rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
-        payload = compress(codec.encode_gradient(made), preparation.codings.gradients, rng)
+        payload = codec.encode_gradient(made)
+        if preparation.coding != PLAIN:
+            rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
+            payload = compress(payload, preparation.coding, rng)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
@@ -491,7 +493,7 @@ def make_gradient(
 def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
     worker, dimension = preparation.worker, preparation.worker.model.dimension
-    plain = expand(payload, marked([preparation.codings.models]), dimension)
+    plain = expand(payload, preparation.of_models, dimension)
     received = codec.decode_model(worker.edge_id, plain, dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -24,8 +24,9 @@ from common.models.model import Images, Model
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
-from common.scenario.scenario import Codings, Scenario, parse_welcome
+from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile
+from common.wire.codings.registry import PLAIN, Marked, marked
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge import policy as permitted
 from edge.device import EmulatedDevice, emulated
@@ -52,11 +53,8 @@ class Preparation:
     link: LinkProfile | None
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
-
-    @property
-    def codings(self) -> Codings:
-        """How its messages are coded: a welcome's scenario says it for this edge alone."""
-        return self.scenario.codings(0)
+    coding: str = PLAIN  # of its gradients
+    of_models: Marked = field(default_factory=dict)  # their coding, by its marks; none: they come as they are
 
     @property
     def largest_packet(self) -> int:
@@ -176,12 +174,15 @@ class Membership:
         )
         link = policy.link or (scenario.links[0].profile if scenario.links else None)
         profile = scenario.device(index)  # the welcome holds this edge's alone
+        codings = scenario.codings(index)  # likewise
         return Preparation(
             worker,
             scenario,
             link=None if link is None or link.is_free else link,
             device=None if profile is None else emulated(profile, worker),
             exposure=permitted.exposure(proposal),
+            coding=codings.gradients,
+            of_models=marked([codings.models]),
         )
 
     def renew(self, known: int) -> Signal | Ending:
