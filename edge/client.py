@@ -22,6 +22,7 @@ from edge import session as protocol
 from edge.device import DeviceTimers
 from edge.joining import Membership, Outcome, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
+from edge.worker import EdgeWorker
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
 TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
@@ -377,7 +378,8 @@ class EdgeClient:
             case protocol.MakeGradient(sequence=sequence, received=received):
                 assert self.preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                make_gradient(self.preparation, self.ledger, self.run, sequence, received, self._tell)
+                worker, coding = self.preparation.worker, self.preparation.coding
+                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell, coding)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -485,12 +487,13 @@ class EdgeClient:
 
 
 def make_gradient(
-    preparation: Preparation,
+    worker: EdgeWorker,
     ledger: Ledger,
     run: RunId,
     sequence: int,
     received: ModelReceived,
     tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
+    coding: str = PLAIN,
 ) -> None:
     """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
 
@@ -500,7 +503,6 @@ def make_gradient(
         else:  # a full disk: what is not debited does not leave
             tell(protocol.Ending(protocol.EXIT_FAILED, str(failure), "failed"))
 
-    worker = preparation.worker
     worker.sequence = sequence - 1
     try:
         made = worker.receive(received)
@@ -509,9 +511,9 @@ def make_gradient(
         return
     try:
         payload = codec.encode_gradient(made)
-        if preparation.coding != PLAIN:
+        if coding != PLAIN:
             rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
-            payload = compress(payload, preparation.coding, rng)
+            payload = compress(payload, coding, rng)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
