@@ -26,6 +26,7 @@ from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
+from common.wire.codings.registry import CODINGS, PLAIN
 
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
@@ -47,6 +48,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         local_rate=scenario.work.local_rate,
         devices=[device.name or "custom" for device in scenario.devices],
         caps=tuple(privacy.release_caps or ()),
+        stretch=max((CODINGS[name].stretch for name in scenario.every_coding if name != PLAIN), default=1.0),
     )
 
 
