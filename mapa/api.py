@@ -32,7 +32,7 @@ from common.scenario.scenario import Scenario as CheckedScenario
 from mapa.budget import mechanism_asked_for
 from mapa.cloud_run import Setting
 from mapa.output import note
-from mapa.process_run import PROCESSES, run_in_processes
+from mapa.process_run import run_in_processes
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_result import Run, read_result
@@ -255,7 +255,7 @@ def run(
     /,
     *,
     broker: str = "auto",
-    processes: int = PROCESSES,
+    processes: int | None = None,
     runs_dir: str | Path = "runs",
     data_dir: str | Path | None = None,
     progress: bool | OnProgress = True,
@@ -265,7 +265,7 @@ def run(
 
     As `simulate`, but a class of a model, data set or noise law must be in a file: the edges' processes import it.
     """
-    if not isinstance(processes, int) or processes < 1:
+    if processes is not None and (not isinstance(processes, int) or processes < 1):
         raise ConfigurationError(f"processes = {processes!r}: must be a whole number of at least 1")
     asked = Given.of(scenario).with_(changes)
     asked.require_importable()

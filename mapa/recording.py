@@ -18,7 +18,6 @@ from common.records.directory import FORMAT, RunDirectory, machine_type, new_run
 from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
-from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
 from mapa.releases import privacy_of, releases_of
@@ -217,7 +216,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
 def asked_of(scenario: Scenario, index: int) -> dict[str, Any]:
     """Return link, device and one-way delay that the scenario gives edge k."""
     link = scenario.links[index % len(scenario.links)] if scenario.links else None
-    profile = None if link is None else link_profile(link.model_dump())
+    profile = None if link is None else link.profile
     device = scenario.devices[index % len(scenario.devices)] if scenario.devices else None
     return {
         "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),

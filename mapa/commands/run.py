@@ -22,7 +22,10 @@ def run_command(
     ] = "auto",
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="maximum number of edge processes, which the edges share; default 8"),
+        typer.Option(
+            min=1,
+            help="maximum number of edge processes, which edges share; default: one a core, up to 8",
+        ),
     ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
@@ -39,7 +42,7 @@ def run_command(
     from mapa.brokers import private  # the help needs none of these
     from mapa.cloud_run import EXIT_CODES, Setting
     from mapa.commands.dashboard import page_beside
-    from mapa.process_run import PROCESSES, run_in_processes
+    from mapa.process_run import run_in_processes
     from mapa.run_view import report, view_for
 
     name, resolved = changed.load(scenario)
@@ -56,7 +59,7 @@ def run_command(
             runs=runs,
             data_dir=data,
             broker=broker,
-            processes=processes or PROCESSES,
+            processes=processes,
             say=None if as_json or is_quiet() else sys.stderr,
         )
         report(summary, as_json=as_json)
