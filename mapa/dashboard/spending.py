@@ -83,7 +83,7 @@ class _Figure(NamedTuple):
     epsilon: float | None = None
     exact: bool = True  # False: at most that
     of: int | None = None  # releases whose ε it is
-    pending: bool = False  # it is being computed
+    asked: Question | None = None  # what is to be computed before it is known
 
 
 class EdgeKinds:
@@ -126,30 +126,15 @@ class Spending:
         self._figures = {k: self._now(k, kinds.get(k), stated.get(k, {})) for k in edges}
 
     def unanswered(self) -> Iterator[Question]:
-        """Yield what is to be computed: what is shown now, then the points of the curves.
-
-        A run that has ended needs no bounds: the statement has its figures.
-        """
-        asked: list[Question] = []
-        for k, kind in self._kinds.items() if not self._privacy else ():
-            if (bound := self._bound(k)) is not None:
-                quick = self._of(kind, bound)
-                asked.append(
-                    self._at_least(k) if self._figures[k].pending and quick in self._known else quick
-                )
+        """Yield what is to be computed: what is shown now, then the points of the curves."""
+        asked = [question for k in self._kinds if (question := self._figures[k].asked) is not None]
         for k, kind in self._kinds.items():
             marks = reversed(self._page.counted.lanes[k].marks)
             asked += [self._of(kind, releases) for releases, _, _ in marks]
         yield from (question for question in dict.fromkeys(asked) if question not in self._known)
 
-    def _of(self, kind: ReleaseKind, releases: int) -> Question:
-        return kind, releases, self._delta, True
-
-    def _at_least(self, edge: int) -> Question:
-        """Ask exactly what an edge has spent at least: it tells whether that is beyond a budget."""
-        on_record = max(1, self._page.counted.tally.edges[edge].last_sequence)
-        least = _BOUNDS[bisect.bisect_right(_BOUNDS, on_record) - 1]
-        return self._kinds[edge], least, self._delta, False
+    def _of(self, kind: ReleaseKind, releases: int, *, quick: bool = True) -> Question:
+        return kind, releases, self._delta, quick
 
     def _bound(self, edge: int) -> int | None:
         """Return a number of releases, at least those on record, whose ε is computed; None: it is beyond all.
@@ -169,8 +154,8 @@ class Spending:
         """Return what an edge has spent by now, the same for every view: the statement's figure, else a bound.
 
         A bound is the ε of more releases than are on record. Its ledger lets an edge pass no budget, so the budget
-        bounds it, too, unless what is on record is beyond it: that is shown as it is. Of an edge with local data the
-        ledger alone has the figure.
+        bounds it, too, unless those on record are found beyond: they are shown as they are. Of an edge with local data
+        the ledger alone has the figure.
         """
         value, budget = number(stated.get("epsilon")), self._page.budget
         if value is not None:
@@ -183,16 +168,21 @@ class Spending:
         bound = self._bound(edge)
         if bound is None:
             return _Figure()
-        if self._of(kind, bound) not in self._known:
-            return _Figure(pending=True)
-        value = self._known[self._of(kind, bound)]
+        if (shown := self._of(kind, bound)) not in self._known:
+            return _Figure(asked=shown)
+        value = self._known[shown]
         if value is None or budget is None or value <= budget:
             return _Figure(value, exact=False, of=bound)
-        least = 0.0 if self._page.local else self._known.get(self._at_least(edge), math.inf)
-        if least == math.inf:
-            return _Figure(pending=True)
-        beyond = least is None or least > budget
-        return _Figure(value, exact=False, of=bound) if beyond else _Figure(budget, exact=False)
+        if self._page.local:
+            return _Figure(budget, exact=False)
+        least = _BOUNDS[bisect.bisect_right(_BOUNDS, max(1, tally.last_sequence)) - 1]
+        for question in (self._of(kind, least), self._of(kind, least, quick=False)):
+            if question not in self._known:
+                return _Figure(asked=question)
+            spent = self._known[question]
+            if spent is not None and spent <= budget:
+                return _Figure(budget, exact=False)
+        return _Figure(value, exact=False, of=bound)
 
     def added_to(self, fleet: dict[str, Any]) -> dict[str, Any]:
         """Add what each edge has spent, how it is known, and whether it is being computed."""
@@ -202,7 +192,7 @@ class Spending:
                 "epsilon": now.epsilon,
                 "epsilon_exact": now.exact and now.epsilon is not None,
                 "epsilon_of": now.of,
-                "epsilon_pending": now.pending,
+                "epsilon_pending": now.asked is not None,
             }
         return fleet
 
@@ -230,7 +220,7 @@ class Spending:
             "hidden_edges": max(0, len(listed) - LANES),
             "curves": curves,
             "hidden_curves": hidden,
-            "pending": any(self._figures[k].pending for k in self._kinds),
+            "pending": any(self._figures[k].asked for k in self._kinds),
         }
 
     def _curve(self, edge: int, stated: Mapping[str, Any]) -> list[tuple[int, int, float | None, float]]:

@@ -30,7 +30,7 @@ PERIOD = 0.4  # seconds between two looks, and at least between two messages to 
 KEEP_ALIVE = 15.0  # seconds of silence after which a comment tells that the stream still is one
 KEPT = 8  # runs without a viewer that are kept, for one who comes back
 MOST_VIEWERS = 64
-_AT_ONCE = 8  # figures of ε that are computed in one turn: parts of a second
+_AT_ONCE = 4  # figures of ε that are computed in one turn: parts of a second
 _MOST_KNOWN = 10_000  # that are kept
 
 
