@@ -35,7 +35,7 @@ def event_name(kind: type) -> str:
 
 def record_of(fact: Fact) -> dict[str, Any]:
     """Return a fact as the keys of its line; a law's other parameters stand beside the other keys."""
-    fields = asdict(fact)
+    fields = fact._asdict() if isinstance(fact, GradientApplied) else asdict(fact)
     parameters = fields.pop("parameters", {})
     if fields.get("device", "") is None:
         del fields["device"]  # a key that came later: only where it says something
