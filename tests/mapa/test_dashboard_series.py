@@ -81,15 +81,6 @@ def test_a_heat_map_loses_nothing_and_stays_bounded(places: list[tuple[int, int]
     assert sum(map(sum, heat.cells)) == len(places)
 
 
-@pytest.mark.parametrize("buckets", [2, 3, 7])
-def test_an_odd_bucket_survives_the_halving(buckets: int) -> None:
-    envelope = Envelope(buckets)
-    for x in range(1000):
-        envelope.add(x, -x if x % 97 == 0 else x)
-    kept = [y for _, y, _ in envelope.points()]
-    assert (min(kept), max(kept)) == (-970, 999)
-
-
 @given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_percentile_of_durations_is_within_5_percent(values: list[float], share: float) -> None:
     durations = Durations()
