@@ -35,8 +35,6 @@ _MOST_KNOWN = 10_000  # that are kept
 
 
 class Watch:
-    """A run that is looked at."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.known: dict[Question, float | None] = {}  # ε, as far as it is computed
@@ -184,7 +182,6 @@ class Followed:
             self.tell()
 
     def tell(self) -> None:
-        """Wake every viewer."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 

@@ -170,7 +170,6 @@ class RecordedEvents:
         self._time = 0.0
 
     def write(self, text: str, /) -> None:
-        """Take a line of the recorder."""
         self.written = text
 
     @property
