@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
-from mapa.dashboard.watch import Watch
+from mapa.dashboard.watch import Followed, Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
 from tests.verification_support import spoiled
 
@@ -460,3 +461,31 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     page = sections(watch)
     assert (page["fleet"]["edges"][0]["epsilon"], page["fleet"]["edges"][0]["epsilon_exact"]) == (1.0, False)
     assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0
+
+
+def test_a_long_run_is_read_in_turns_and_encoded_once_for_all_viewers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK", 2000)
+    monkeypatch.setattr(reading, "LONGEST", 1000)
+    encoded: list[object] = []
+    usual = watch_module._encoded
+    monkeypatch.setattr(watch_module, "_encoded", lambda value: encoded.append(value) or usual(value))
+    run = Followed(Watch(write_live_run(tmp_path, "first", *(applied(t) for t in range(1, 101)))))
+
+    async def viewed() -> None:
+        await run.look(0)
+        assert run.watch.behind
+        assert 0 < json.loads(run.watch.changed_since(-1))["head"]["updates"] < 100
+        await run.look()
+        viewers = [run.messages() for _ in range(2)]
+        one, other = [await anext(viewer) for viewer in viewers]
+        assert one == other
+        assert json.loads(one.removeprefix(b"data: "))["head"]["updates"] == 100
+        for viewer in viewers:
+            await viewer.aclose()
+
+    asyncio.run(viewed())
+    assert len(encoded) == 2 * len(run.watch.encoded)  # once a look
+    assert not run.watch.refresh()
+    assert len(encoded) == 2 * len(run.watch.encoded)  # nothing was new
