@@ -94,7 +94,7 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     An update is the mean of E noised gradients, so its z is smaller by √E.
     """
     dimension = noised_dimension(scenario, model)
-    laws = [scenario.law(k) for k in range(scenario.workers)]
+    laws = scenario.laws()
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
     multipliers = [2 * math.sqrt(moment / dimension / scenario.work.releases()) for moment in moments]
     releases = _shares(scenario)
@@ -145,7 +145,7 @@ def begun(scenario: Scenario, model: Model) -> Algorithm:
 
 def own_moment(scenario: Scenario, model: Model) -> float:
     """Return v, the largest v_k of the scenario's own edges; the mean of E releases has v/E."""
-    laws = {scenario.law(k) for k in range(scenario.workers)}
+    laws = set(scenario.laws())
     dimension = noised_dimension(scenario, model)
     moments = (law.relative_second_moment(dimension) for law in laws if law is not None)
     return max(moments, default=0.0) / scenario.work.releases()
@@ -154,7 +154,7 @@ def own_moment(scenario: Scenario, model: Model) -> float:
 def check_own_edges(scenario: Scenario, model: Model) -> None:
     """Raise ConfigurationError where a limit of the run refuses one of the scenario's own edges."""
     terms = terms_for(scenario, model, edges_at_least=1)
-    first = {scenario.law(k): k for k in reversed(range(scenario.workers))}  # edge with this law
+    first = {law: k for k, law in reversed([*enumerate(scenario.laws())])}  # edge with this law
     for law, k in sorted(first.items(), key=lambda item: item[1]):
         try:
             if law is not None:

@@ -20,7 +20,7 @@ from common.wire.codings.registry import PLAIN, compress, expand
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
-from edge.joining import Membership, Outcome, Preparation
+from edge.joining import Followed, Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
 
@@ -159,7 +159,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     note: Callable[[str], None] = lambda _text: None  # progress, which an operator may silence
-    background: Background[Outcome] = at_once  # for what may take minutes
+    background: Background[Followed] = at_once  # for what may take minutes
     nonce: str = field(default_factory=codec.new_nonce)
     dropped: Counter[str] = field(default_factory=Counter)  # messages that broke the protocol, by kind
     resent: int = 0
@@ -169,9 +169,7 @@ class EdgeClient:
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _events: deque[protocol.SessionEvent] = field(
-        default_factory=deque
-    )  # what the session is still to be told
+    _events: deque[protocol.SessionEvent] = field(default_factory=deque)  # still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it
@@ -419,7 +417,7 @@ class EdgeClient:
         self._following = True
         self.background(partial(self.membership.follow, admission), self._followed)
 
-    def _followed(self, outcome: Outcome) -> None:
+    def _followed(self, outcome: Followed) -> None:
         self._following = False
         if self.session.phase is protocol.Phase.DONE:
             self.ledger.close()

@@ -42,7 +42,7 @@ MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
 _COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
 _STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a sum in float64
 _FLOAT = 4  # bytes
-Outcome = Prepared | Signal | Ending  # of following a welcome
+Followed = Prepared | Signal | Ending  # of following a welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Membership:
             coding=self.policy.coding,
         )
 
-    def follow(self, admission: Welcome) -> Outcome:
+    def follow(self, admission: Welcome) -> Followed:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
             other = _difference(self._admission, admission)

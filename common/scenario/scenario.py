@@ -207,6 +207,18 @@ class Scenario(Table):
             return None
         return self.privacy.described.make(self.privacy.parameters(index), "privacy.noise")
 
+    def laws(self) -> list[NoiseLaw | None]:
+        """Return how each edge noises; parameters that come again make one law."""
+        if not self.private:
+            return [None] * self.workers
+        given, made, laws = list(self.privacy.given.values()), {}, []
+        for k in range(self.workers):
+            parameters = tuple(values[k % len(values)] for values in given)
+            if parameters not in made:
+                made[parameters] = self.law(k)
+            laws.append(made[parameters])
+        return laws
+
     @property
     def weighted(self) -> bool:
         """Whether gradients weigh by their edges' noise."""

@@ -7,9 +7,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from common.errors import ConfigurationError
 from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
 from common.models.features import cores, features_of
 from common.models.model import Features, Targets
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, Purpose, streams_for
 from common.records.recorder import Journal, Recorder
@@ -73,20 +75,19 @@ class World(RunParts):
         )
 
     def workers(self) -> list[EdgeWorker]:
-        """Return the K edges at their beginning."""
-        scenario = self.scenario
-        return [
-            worker_for(
-                scenario,
-                self.model,
-                scenario.law(k),
-                edge_id=EdgeId(f"edge-{k}"),
-                index=k,
-                shard=Shard(self.features, self.targets, self.rows[k]),
-                streams=self.streams,
-            )
-            for k in range(scenario.workers)
-        ]
+        """Return the K edges at their beginning; those that noise alike differ in their names and shards alone."""
+        alike: dict[NoiseLaw | None, EdgeWorker] = {}
+        workers = []
+        for k, law in enumerate(self.scenario.laws()):
+            own: dict[str, Any] = {
+                "edge_id": EdgeId(f"edge-{k}"),
+                "index": k,
+                "shard": Shard(self.features, self.targets, self.rows[k]),
+            }
+            if law not in alike:
+                alike[law] = worker_for(self.scenario, self.model, law, streams=self.streams, **own)
+            workers.append(replace(alike[law], **own))
+        return workers
 
     def evaluate(
         self, records: Recorder, x: Vector, updates: int, stage: int, now: float | None = None

@@ -83,7 +83,7 @@ class VectorisedRun:
     def __init__(self, world: World, journal: Journal | None, blocks: bool) -> None:
         scenario = world.scenario
         self.world, self.workers, self.last = world, scenario.workers, scenario.iterations
-        self.laws = [scenario.law(k) for k in range(self.workers)]
+        self.laws = scenario.laws()
         self.records = Recorder(journal)
         self.blocks = BlockStreams(scenario.seed) if blocks else None
         self.sampler = scenario.sampler
