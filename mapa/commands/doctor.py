@@ -64,7 +64,6 @@ _ABOUT = {
     "containers": "mapa containers",
     "dashboard": "mapa dashboard",
     "metrics": "--metrics-port: an endpoint for Prometheus",
-    "fast": "a checksum of the gradient log that takes a tenth of the time",
     "tensorboard": "mapa export --to tensorboard",
     "mlflow": "mapa export --to mlflow",
     "browser": "tests and pictures of the page in Chromium",
