@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -284,6 +285,29 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
             assert ledger.standing(RUN).charges == 2
     process.__init__(folder, ["0"], folder.parent / "other")  # type: ignore[misc]
     process.take_turns(1)
+
+
+def test_a_file_that_is_full_in_the_middle_of_a_record_loses_that_record_alone(tmp_path: Path) -> None:
+    def work() -> None:
+        process = Process(tmp_path / "state", ["0", "1"], tmp_path / "wire")
+        process.take_turns(2)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        size = (tmp_path / "state" / "0" / FILES[0]).stat().st_size
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (size + 500, size + 500)
+        )  # of the next two records one fits
+        process.take_turns(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(work) == -signal.SIGKILL
+    assert sent(tmp_path / "wire") == {"0": [1, 2], "1": [1, 2]}
+    for slot, debited in (
+        ("0", 3),
+        ("1", 2),
+    ):  # the first one may have been synced: it counts, and can be sent
+        with SqliteLedger(tmp_path / "state" / slot) as ledger:
+            assert ledger.standing(RUN).charges == debited
+            assert ledger.pending(RUN)[-1] == (debited, bytes_of(slot, debited))
 
 
 def test_what_the_disk_takes_in_parts_is_written_whole(
