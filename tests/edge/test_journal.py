@@ -294,7 +294,7 @@ def test_a_file_that_is_full_in_the_middle_of_a_record_loses_that_record_alone(t
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         size = (tmp_path / "state" / "0" / FILES[0]).stat().st_size
         resource.setrlimit(
-            resource.RLIMIT_FSIZE, (size + 500, size + 500)
+            resource.RLIMIT_FSIZE, (size + 350, size + 350)
         )  # of the next two records one fits
         process.take_turns(1)
         os.kill(os.getpid(), signal.SIGKILL)
