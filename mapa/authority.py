@@ -32,7 +32,7 @@ from common.errors import ConfigurationError, require
 from common.wire.topics import edge_id
 
 PEM = serialization.Encoding.PEM
-CLOUD, BROKER, ENROLMENT = "cloud", "broker", "enrolment"  # names that no edge and no helper can have
+CLOUD, BROKER, ENROLMENT = "cloud", "broker", "enrolment"
 _LIFETIME = timedelta(days=825)
 _AUTHORITY_LIFETIME = timedelta(days=3650)
 _CLOCKS_DIFFER = timedelta(minutes=5)
@@ -48,6 +48,9 @@ class Role(StrEnum):
     @property
     def issuer(self) -> str:
         return "edges" if self is Role.EDGE else "services"
+
+
+_RESERVED = {CLOUD: Role.CLOUD, BROKER: Role.BROKER, ENROLMENT: Role.BROKER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,21 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A token that was given out: its secret's hash, and the key that it was used for."""
+    """A token that was given out: its secret's hash, and the key that signed each of its edges."""
 
-    name: str
+    group: str
     secret: str
     until: str
-    key: str | None = None
+    keys: dict[str, str | None]  # by edge; None: has not come yet
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name, key in self.keys.items() if key is None]
+
+
+def members(group: str, count: int) -> list[str]:
+    """Return the edges of a group: `lab-0`, `lab-1`, …; without a count the group is one edge of that name."""
+    return [edge_id(f"{group}-{number}") for number in range(count)] if count else [edge_id(group)]
 
 
 @dataclass(slots=True)
@@ -140,7 +152,7 @@ class Authority:
                 .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
                 .sign(key, hashes.SHA256())
             )
-            write_private(folder / f"{issuer}.key", _key_pem(key))
+            write_private(folder / f"{issuer}.key", key_pem(key))
             write_private(folder / f"{issuer}.pem", certificate.public_bytes(PEM))
         _write_register(folder / "register.json", Register(hosts=list(hosts)))
         return cls(folder)
@@ -179,7 +191,7 @@ class Authority:
         )
         with self._changed() as register:
             certificate = self._sign(register, name, role, key.public_key(), again=again, host=host)
-        return Identity(_key_pem(key), certificate, self.services_certificate)
+        return Identity(key_pem(key), certificate, self.services_certificate)
 
     def _sign(
         self,
@@ -192,12 +204,11 @@ class Authority:
         host: str | None = None,
     ) -> bytes:
         edge_id(name)
-        reserved = {CLOUD: Role.CLOUD, BROKER: Role.BROKER, ENROLMENT: Role.BROKER}
         require(
-            reserved.get(name, role) is role,
+            _RESERVED.get(name, role) is role,
             "name",
             repr(name),
-            f"another than {', '.join(reserved)}, which services have",
+            f"another than {', '.join(_RESERVED)}, which services have",
         )
         now = datetime.now(UTC)
         if (held := register.valid(name, now)) is not None:
@@ -235,12 +246,13 @@ class Authority:
     @staticmethod
     def _revoke(register: Register, name: str, now: datetime) -> bool:
         held = register.valid(name, now)
-        unused = any(one.name == name and one.key is None for one in register.invitations)
+        invited = [one for one in register.invitations if name in one.keys]
+        unused = any(one.keys[name] is None for one in invited)
         register.entries = [
             replace(entry, revoked=now.isoformat()) if entry is held else entry for entry in register.entries
         ]
-        # used ones too: they would sign the same key again
-        register.invitations = [one for one in register.invitations if one.name != name]
+        for one in invited:  # used or not: a token would sign the same key again
+            del one.keys[name]
         return held is not None or unused
 
     def revocations(self, issuer: str) -> bytes:
@@ -260,17 +272,23 @@ class Authority:
                 )
         return builder.sign(self._key_of(issuer), hashes.SHA256()).public_bytes(PEM)
 
-    def invite(self, name: str, lifetime: timedelta) -> tuple[str, datetime]:
-        """Return the secret of a token for an edge, and when it expires; an earlier one for the name is void."""
-        edge_id(name)
-        require(name not in (CLOUD, BROKER, ENROLMENT), "name", repr(name), "an edge's")
-        secret, now = secrets.token_urlsafe(24), datetime.now(UTC)
+    def invite(self, group: str, count: int, lifetime: timedelta) -> tuple[str, datetime]:
+        """Return the secret of a token for a group of edges, and when it expires; earlier ones for them are void."""
+        secret, until = secrets.token_urlsafe(24), datetime.now(UTC) + lifetime
+        names = members(group, count)
         with self._changed() as register:
-            if (held := register.valid(name, now)) is not None and held.role is not Role.EDGE:
-                raise ConfigurationError(f"name = {name!r}: is the name of a {held.role}")
-            register.invitations = [one for one in register.invitations if one.name != name]
-            register.invitations.append(Invitation(name, _hashed(secret), (now + lifetime).isoformat()))
-        return secret, now + lifetime
+            for name in names:
+                require(name not in _RESERVED, "name", repr(name), "an edge's")
+                if (
+                    held := register.valid(name, datetime.now(UTC))
+                ) is not None and held.role is not Role.EDGE:
+                    raise ConfigurationError(f"name = {name!r}: is the name of a {held.role}")
+                for one in register.invitations:
+                    one.keys.pop(name, None)
+            keys = dict.fromkeys(names)
+            register.invitations = [one for one in register.invitations if one.keys]
+            register.invitations.append(Invitation(group, _hashed(secret), until.isoformat(), keys))
+        return secret, until
 
     def enrol(self, name: str, secret: str, request: bytes) -> bytes:
         """Return a certificate for the key of a signing request, once; the same key may ask for it again.
@@ -282,11 +300,10 @@ class Authority:
         now = datetime.now(UTC)
         with self._changed() as register:
             for one in register.invitations:
-                fits = one.name == name and hmac.compare_digest(one.secret, _hashed(secret))
-                if fits and now < datetime.fromisoformat(one.until) and one.key in (None, raw):
+                fits = name in one.keys and hmac.compare_digest(one.secret, _hashed(secret))
+                if fits and now < datetime.fromisoformat(one.until) and one.keys[name] in (None, raw):
                     certificate = self._sign(register, name, Role.EDGE, key, again=True)
-                    others = [other for other in register.invitations if other.name != name]
-                    register.invitations = [*others, replace(one, key=raw)]
+                    one.keys[name] = raw
                     return certificate
         raise ConfigurationError("token: unknown, expired, revoked or used already; ask for another")
 
@@ -392,7 +409,7 @@ def _issued_by(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
-def _key_pem(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import fcntl
+import hashlib
 import http.client
 import json
 import ssl
@@ -24,11 +26,12 @@ from common.errors import BrokerUnavailableError, ConfigurationError
 from common.wire.topics import is_name
 from mapa.authority import (
     ENROLMENT,
-    PEM,
     Authority,
     Identity,
     Role,
     fingerprint,
+    key_pem,
+    members,
     signing_request,
     write_private,
 )
@@ -46,7 +49,8 @@ class Token:
 
     host: str
     port: int
-    name: str
+    group: str
+    count: int  # edges GROUP-0, GROUP-1, …; 0: one edge of the group's name
     authority: str  # fingerprint
     secret: str
     until: str  # ISO 8601
@@ -66,11 +70,8 @@ class Token:
             values = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
             token = cls(*values)
             kinds = [type(value) for value in values]
-            if (
-                kinds != [str, int, str, str, str, str]
-                or not is_name(token.name)
-                or not 0 < token.port < 65536
-            ):
+            numbers = 0 < token.port < 65536 and 0 <= token.count <= 10_000
+            if kinds != [str, int, str, int, str, str, str] or not is_name(token.group) or not numbers:
                 raise ValueError
             until = datetime.fromisoformat(token.until)
             if until.tzinfo is None:
@@ -81,45 +82,59 @@ class Token:
             ) from None
         if datetime.now(UTC) > until:
             raise ConfigurationError(
-                f"--enrol: the token for {token.name} expired at {token.until}; ask for another"
+                f"--enrol: the token for {token.group} expired at {token.until}; ask for another"
             )
         return token
 
 
-def enrol(token: Token, folder: Path) -> Identity:
-    """Make a key, have it signed, and keep both in a folder; an interrupted try's key is used again."""
+def enrol(token: Token, folder: Path) -> None:
+    """Make a key for each edge of a token, have it signed, and keep identities in `folder`/NAME/.
+
+    What a token has made is not made again, by whichever process comes next; an interrupted try goes on with its keys.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = folder / "key.pem"
-    if not kept.exists():
-        made = ed25519.Ed25519PrivateKey.generate()
-        secret = made.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        write_private(kept, secret)
-    content = kept.read_bytes()
-    key = serialization.load_pem_private_key(content, password=None)
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ConfigurationError(f"{kept}: is not a key that an enrolment made")
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tag = hashlib.sha256(token.secret.encode()).hexdigest()
+        names = [name for name in members(token.group, token.count) if not _has(folder / name / "token", tag)]
+        authority = _authority_of(token) if names else b""
+        for name in names:
+            draft = folder / f".{name}-{tag[:16]}"
+            if not draft.exists():
+                write_private(draft, key_pem(ed25519.Ed25519PrivateKey.generate()))
+            content = draft.read_bytes()
+            Identity(content, _signed(token, authority, name, content), authority).write(folder / name)
+            write_private(folder / name / "token", tag.encode())
+            draft.unlink()
+
+
+def _has(path: Path, tag: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == tag
+
+
+def _authority_of(token: Token) -> bytes:
+    """Return the services' authority, which is the token's, whoever answered."""
     blind = ssl.create_default_context()
-    blind.check_hostname, blind.verify_mode = (
-        False,
-        ssl.CERT_NONE,
-    )  # it learns a public file that the token names
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE  # nothing is told; the fingerprint decides
     authority = _ask(token, blind, "GET", "/authority")
     if fingerprint(authority) != token.authority:
         raise ConfigurationError(
             f"--enrol: {token.host}:{token.port} has another authority than the token names; somebody may answer in"
             " its place"
         )
-    # No broker, helper or cloud: of that authority only what is made for serving passes.
+    return authority
+
+
+def _signed(token: Token, authority: bytes, name: str, key: bytes) -> bytes:
+    private = serialization.load_pem_private_key(key, password=None)
+    assert isinstance(private, ed25519.Ed25519PrivateKey)
     checked = ssl.create_default_context(cadata=authority.decode("ascii"))
     request = {
-        "name": token.name,
+        "name": name,
         "secret": token.secret,
-        "request": signing_request(key, token.name).decode("ascii"),
+        "request": signing_request(private, name).decode("ascii"),
     }
-    certificate = _ask(token, checked, "POST", "/enrol", json.dumps(request).encode())
-    identity = Identity(content, certificate, authority)
-    identity.write(folder)
-    return identity
+    return _ask(token, checked, "POST", "/enrol", json.dumps(request).encode())
 
 
 def _ask(token: Token, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None) -> bytes:

@@ -12,9 +12,9 @@ import typer
 from rich.table import Table
 
 from common.errors import ConfigurationError, require
-from common.wire.topics import edge_id
+from common.wire.topics import is_name
 from mapa import output
-from mapa.authority import CLOUD, Authority, Role, write_private
+from mapa.authority import CLOUD, Authority, Role, members, write_private
 from mapa.broker_files import issue_server, write_broker, write_passwords, write_revocations
 from mapa.commands.options import AsJson
 from mapa.enrolment import DEFAULT_PORT, EnrolmentServer, Token
@@ -23,6 +23,10 @@ app = typer.Typer(no_args_is_help=True, help="Identities by certificate: make, e
 
 Folder = Annotated[
     Path, typer.Option("--folder", help="folder of authority/, broker/, cloud/, edges/ and helpers/")
+]
+Groups = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME[=COUNT]...", help="an edge, or with COUNT the edges NAME-0, NAME-1, …"),
 ]
 Names = Annotated[
     list[str], typer.Argument(metavar="NAME...", help="edge ids, which are user names at the broker too")
@@ -75,17 +79,21 @@ def helper(names: Names, folder: Folder = SECRETS) -> None:
 
 @app.command("enrol")
 def enrol(
-    names: Names,
+    groups: Groups,
     host: Annotated[str, typer.Option(help="name or address by which the workstations reach this host")],
     folder: Folder = SECRETS,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = DEFAULT_PORT,
     address: Annotated[str, typer.Option(help="address to listen on")] = "0.0.0.0",
     hours: Annotated[float, typer.Option(help="how long the tokens are valid, 0.01 to 720")] = 24.0,
 ) -> None:
-    """Print a one-time token for each edge, and sign the keys of those who come with one, until all have come."""
+    """Print a one-time token for each edge or group, and sign the keys of those who come with one, until all have."""
     require(0.01 <= hours <= 720, "--hours", hours, "from 0.01 to 720")
     authority = Authority(folder / "authority")
-    missing, over = set(names), threading.Event()
+    wanted = counts(groups)
+    missing, over = (
+        {name for group, count in wanted.items() for name in members(group, count)},
+        threading.Event(),
+    )
 
     def enrolled(name: str) -> None:
         write_revocations(folder / "broker", authority)  # of a certificate that the name had before
@@ -98,14 +106,14 @@ def enrol(
     with EnrolmentServer(
         authority, host, (address, port), enrolled, lambda text: print(text, flush=True)
     ).running():
-        for name in dict.fromkeys(names):
-            secret, until = authority.invite(name, timedelta(hours=hours))
+        for group, count in wanted.items():
+            secret, until = authority.invite(group, count, timedelta(hours=hours))
             token = Token(
-                host, port, name, authority.fingerprint, secret, until.isoformat(timespec="seconds")
+                host, port, group, count, authority.fingerprint, secret, until.isoformat(timespec="seconds")
             )
-            print(f"{name}: mapa edge --enrol {token}", flush=True)
+            print(f"{group}: mapa edge --enrol {token}", flush=True)
         if not over.wait((until - datetime.now(UTC)).total_seconds()):
-            print(f"the tokens of {', '.join(sorted(missing))} have expired", flush=True)
+            print(f"expired, without {', '.join(sorted(missing))}", flush=True)
             raise typer.Exit(1)
 
 
@@ -159,9 +167,10 @@ def show(folder: Folder = SECRETS, as_json: AsJson = False) -> None:
         for one in register.entries
     ]
     rows += [
-        {"name": one.name, "role": "edge", "state": "invited", "until": one.until, "revoked": None}
+        {"name": name, "role": "edge", "state": "invited", "until": one.until, "revoked": None}
         for one in register.invitations
-        if one.key is None and now < datetime.fromisoformat(one.until)
+        if now < datetime.fromisoformat(one.until)
+        for name in one.missing
     ]
     if as_json:
         output.print_json({"authority": authority.fingerprint, "hosts": register.hosts, "issued": rows})
@@ -174,7 +183,7 @@ def show(folder: Folder = SECRETS, as_json: AsJson = False) -> None:
 
 @app.command("passwords")
 def passwords(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP=COUNT...", help="edges GROUP-0, GROUP-1, …")],
+    groups: Groups,
     folder: Folder = SECRETS,
 ) -> None:
     """Make passwords for edges of a broker that `init --passwords` made; those that are there stay."""
@@ -183,16 +192,22 @@ def passwords(
         raise ConfigurationError(
             f"folder = {str(folder)!r}: its broker has certificates; `mapa certs edge` makes identities"
         )
+    for group, count in counts(groups).items():
+        _give_passwords(folder, authority, f"edges/{group}", members(group, count))
+
+
+def counts(groups: list[str]) -> dict[str, int]:
+    """Return the number of edges of each NAME=COUNT; 0: a single one of that name."""
     wanted = {}
     for group in groups:
-        name, _, count = group.partition("=")
-        number = int(count) if count.isdecimal() and len(count) < 6 else 0
+        name, equals, text = group.partition("=")
+        count = int(text) if text.isdecimal() and len(text) < 6 else 0
+        fits = is_name(name) and count <= 10_000 and (count > 0 or not equals)
         require(
-            number > 0 and bool(name), f"'{group}'", "", "GROUP=COUNT, like lab=10, COUNT from 1 to 99999"
+            fits, "NAME[=COUNT]", repr(group), "an edge's name, and a number from 1 to 10000, like lab=10"
         )
-        wanted[edge_id(name)] = [f"{name}-{number}" for number in range(number)]
-    for name, members in wanted.items():
-        _give_passwords(folder, authority, f"edges/{name}", members)
+        wanted[name] = count
+    return wanted
 
 
 def _give_passwords(folder: Path, authority: Authority, place: str, names: list[str]) -> None:

@@ -40,7 +40,7 @@ def common_name(certificate: bytes) -> str:
 
 
 def test_a_token_signs_one_key_which_may_ask_again(authority: Authority) -> None:
-    secret, _ = authority.invite("north", HOUR)
+    secret, _ = authority.invite("north", 0, HOUR)
     first = request()
     assert common_name(authority.enrol("north", secret, first)) == "CN=north"
     assert common_name(authority.enrol("north", secret, first)) == "CN=north"  # its answer was lost
@@ -54,7 +54,7 @@ def test_a_token_signs_one_key_which_may_ask_again(authority: Authority) -> None
     "case", ["another name", "another secret", "expired", "revoked", "replaced", "used, then revoked"]
 )
 def test_a_token_that_is_not_this_edges_valid_one_signs_nothing(authority: Authority, case: str) -> None:
-    secret, _ = authority.invite("north", timedelta(seconds=-1) if case == "expired" else HOUR)
+    secret, _ = authority.invite("north", 0, timedelta(seconds=-1) if case == "expired" else HOUR)
     name, asked = "north", request()
     match case:
         case "another name":
@@ -64,7 +64,7 @@ def test_a_token_that_is_not_this_edges_valid_one_signs_nothing(authority: Autho
         case "revoked":
             authority.revoke("north")
         case "replaced":
-            authority.invite("north", HOUR)
+            authority.invite("north", 0, HOUR)
         case "used, then revoked":
             authority.enrol(name, secret, asked)
             authority.revoke("north")
@@ -75,7 +75,7 @@ def test_a_token_that_is_not_this_edges_valid_one_signs_nothing(authority: Autho
 
 
 def test_the_name_and_the_role_are_the_tokens_whatever_the_request_asks_for(authority: Authority) -> None:
-    secret, _ = authority.invite("north", HOUR)
+    secret, _ = authority.invite("north", 0, HOUR)
     certificate = authority.enrol("north", secret, request("cloud"))
     assert common_name(certificate) == "CN=north"
     read = x509.load_pem_x509_certificate(certificate)
@@ -85,7 +85,7 @@ def test_the_name_and_the_role_are_the_tokens_whatever_the_request_asks_for(auth
 
 @pytest.mark.parametrize("kind", ["noise", "too large", "another kind of key", "forged"])
 def test_a_malformed_request_is_refused_and_the_token_stays_valid(authority: Authority, kind: str) -> None:
-    secret, _ = authority.invite("north", HOUR)
+    secret, _ = authority.invite("north", 0, HOUR)
     good = request()
     bad = {
         "noise": b"\xff\x00 no request",
@@ -105,7 +105,7 @@ def test_a_malformed_request_is_refused_and_the_token_stays_valid(authority: Aut
 def test_a_name_of_a_service_or_no_name_is_refused(authority: Authority, name: str) -> None:
     before = authority.register()
     with pytest.raises(ConfigurationError, match=r"name|edge id"):
-        authority.invite(name, HOUR)
+        authority.invite(name, 0, HOUR)
     for role in (Role.EDGE, Role.HELPER):
         with pytest.raises(ConfigurationError, match=r"name|edge id"):
             authority.issue(name, role)
@@ -164,9 +164,9 @@ def test_an_authority_is_never_written_over(authority: Authority) -> None:
 # -- over the network -----------------------------------------------------------------------------------
 
 
-def token_for(authority: Authority, server: EnrolmentServer, name: str = "north") -> Token:
-    secret, until = authority.invite(name, HOUR)
-    return Token("localhost", server.port, name, authority.fingerprint, secret, until.isoformat())
+def token_for(authority: Authority, server: EnrolmentServer, group: str = "north", count: int = 0) -> Token:
+    secret, until = authority.invite(group, count, HOUR)
+    return Token("localhost", server.port, group, count, authority.fingerprint, secret, until.isoformat())
 
 
 @pytest.fixture
@@ -179,13 +179,45 @@ def test_a_workstation_enrols_with_the_text_of_a_token(
 ) -> None:
     with serving.running():
         token = Token.parse(str(token_for(authority, serving)))
-        identity = enrol(token, tmp_path / "north")
-    assert common_name(identity.certificate) == "CN=north"
-    assert identity.authority == authority.services_certificate
-    key = serialization.load_pem_private_key((tmp_path / "north" / "key.pem").read_bytes(), None)
-    assert x509.load_pem_x509_certificate(identity.certificate).public_key() == key.public_key()
+        enrol(token, tmp_path)
+    certificate, key, ca = (
+        (tmp_path / "north" / f"{name}.pem").read_bytes() for name in ("cert", "key", "ca")
+    )
+    assert common_name(certificate) == "CN=north"
+    assert ca == authority.services_certificate
+    private = serialization.load_pem_private_key(key, None)
+    assert x509.load_pem_x509_certificate(certificate).public_key() == private.public_key()
     held = [path.read_text() for path in authority.folder.iterdir()]
-    assert not any(identity.key.decode() in text or token.secret in text for text in held)
+    assert not any(key.decode() in text or token.secret in text for text in held)
+
+
+def test_one_token_enrols_a_group_of_edges_whichever_process_asks(
+    authority: Authority, serving: EnrolmentServer, tmp_path: Path
+) -> None:
+    with serving.running():
+        token = token_for(authority, serving, "lab", 3)
+        threads = [threading.Thread(target=enrol, args=(token, tmp_path)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    names = ["lab-0", "lab-1", "lab-2"]
+    assert sorted(path.name for path in tmp_path.glob("lab-*")) == names
+    assert len({(tmp_path / name / "key.pem").read_bytes() for name in names}) == 3
+    assert [one.name for one in authority.register().entries if one.role is Role.EDGE] == names
+
+
+def test_a_new_token_brings_a_new_key_and_revokes_the_old_certificate(
+    authority: Authority, serving: EnrolmentServer, tmp_path: Path
+) -> None:
+    keys = []
+    with serving.running():
+        for _ in range(2):
+            enrol(token_for(authority, serving), tmp_path)
+            keys.append((tmp_path / "north" / "key.pem").read_bytes())
+    assert keys[0] != keys[1]
+    states = [one.state(datetime.now(UTC)) for one in authority.register().entries if one.name == "north"]
+    assert states == ["revoked", "valid"]
 
 
 def test_an_authority_other_than_the_tokens_learns_no_secret(authority: Authority, tmp_path: Path) -> None:
@@ -196,9 +228,9 @@ def test_an_authority_other_than_the_tokens_learns_no_secret(authority: Authorit
         impostor.running(),
         pytest.raises(ConfigurationError, match="another authority than the token names"),
     ):
-        enrol(token_for(authority, impostor), tmp_path / "north")
+        enrol(token_for(authority, impostor), tmp_path / "edge")
     assert asked == []
-    assert not (tmp_path / "north" / "cert.pem").exists()
+    assert not (tmp_path / "edge" / "north").exists()
 
 
 def test_a_server_without_the_authoritys_certificate_learns_no_secret(
@@ -214,22 +246,31 @@ def test_a_server_without_the_authoritys_certificate_learns_no_secret(
         property(lambda _self: (authority.folder / "services.pem").read_bytes()),
     )
     with impostor.running(), pytest.raises(ConfigurationError, match="is not trusted"):
-        enrol(token_for(authority, impostor), tmp_path / "north")
+        enrol(token_for(authority, impostor), tmp_path / "edge")
     assert asked == []
     with serving.running():
-        enrol(token_for(authority, serving), tmp_path / "north")
+        enrol(token_for(authority, serving), tmp_path / "edge")
 
 
 def test_a_lost_answer_costs_no_second_token(
-    authority: Authority, serving: EnrolmentServer, tmp_path: Path
+    authority: Authority, serving: EnrolmentServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    signed = Authority.enrol
+
+    def signed_but_never_told(self: Authority, name: str, secret: str, request: bytes) -> bytes:
+        signed(self, name, secret, request)
+        raise ConfigurationError("the answer is lost")
+
     with serving.running():
         token = token_for(authority, serving)
-        first = enrol(token, tmp_path / "north")
-        again = enrol(token, tmp_path / "north")
-        assert (first.key, len(authority.register().entries)) == (again.key, 3)  # the server's is one of them
+        monkeypatch.setattr(Authority, "enrol", signed_but_never_told)
+        with pytest.raises(ConfigurationError, match="the answer is lost"):
+            enrol(token, tmp_path)
+        monkeypatch.undo()
+        enrol(token, tmp_path)
         with pytest.raises(ConfigurationError, match="used already"):
             enrol(token, tmp_path / "thief")
+    enrol(token, tmp_path)  # it has all it asks for, and asks nobody
 
 
 def test_nobody_there_is_said_and_may_be_tried_again(
@@ -238,11 +279,11 @@ def test_nobody_there_is_said_and_may_be_tried_again(
     with serving.running():
         token = token_for(authority, serving)
     with pytest.raises(BrokerUnavailableError, match="does `mapa certs enrol` still run there"):
-        enrol(token, tmp_path / "north")
+        enrol(token, tmp_path / "edge")
 
 
 def test_a_text_that_is_no_token_is_refused_without_being_repeated() -> None:
-    good = str(Token("localhost", 1, "north", "00", "s3cret", datetime.now(UTC).isoformat()))
+    good = str(Token("localhost", 1, "north", 0, "00", "s3cret", datetime.now(UTC).isoformat()))
     bad = [
         "",
         "mapa-",
