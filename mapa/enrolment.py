@@ -60,9 +60,13 @@ class Token:
             json.dumps(list(asdict(self).values())).encode()
         ).decode().rstrip("=")
 
+    @property
+    def expiry(self) -> datetime:
+        return datetime.fromisoformat(self.until)
+
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Return a token; ConfigurationError, which does not repeat it, where the text is none or it has expired."""
+        """Return a token; ConfigurationError, which does not repeat it, where the text is none."""
         try:
             if not text.startswith(_PREFIX) or len(text) > _MOST:
                 raise ValueError
@@ -73,17 +77,12 @@ class Token:
             numbers = 0 < token.port < 65536 and 0 <= token.count <= 10_000
             if kinds != [str, int, str, int, str, str, str] or not is_name(token.group) or not numbers:
                 raise ValueError
-            until = datetime.fromisoformat(token.until)
-            if until.tzinfo is None:
+            if token.expiry.tzinfo is None:
                 raise ValueError
         except (ValueError, TypeError, binascii.Error, RecursionError):
             raise ConfigurationError(
                 "--enrol: is no token; expected what `mapa certs enrol` printed, complete"
             ) from None
-        if datetime.now(UTC) > until:
-            raise ConfigurationError(
-                f"--enrol: the token for {token.group} expired at {token.until}; ask for another"
-            )
         return token
 
 
@@ -97,6 +96,10 @@ def enrol(token: Token, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tag = hashlib.sha256(token.secret.encode()).hexdigest()
         names = [name for name in members(token.group, token.count) if not _has(folder / name / "token", tag)]
+        if names and datetime.now(UTC) > token.expiry:
+            raise ConfigurationError(
+                f"--enrol: the token for {token.group} expired at {token.until}; ask for another"
+            )
         authority = _authority_of(token) if names else b""
         for name in names:
             draft = folder / f".{name}-{tag[:16]}"

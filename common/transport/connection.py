@@ -72,6 +72,11 @@ class TlsFiles:
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"tls: {name} = {str(path)!r}: no such file")
 
+    @classmethod
+    def identity(cls, folder: Path) -> TlsFiles:
+        """Return the files of an identity as `mapa certs` writes them."""
+        return cls(ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
+
     def context(self) -> ssl.SSLContext:
         """Return the SSL context; the broker's host name is always checked."""
         try:

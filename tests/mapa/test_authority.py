@@ -298,6 +298,10 @@ def test_a_text_that_is_no_token_is_refused_without_being_repeated() -> None:
         with pytest.raises(ConfigurationError, match="is no token") as caught:
             Token.parse(text)
         assert len(text) < 5 or text not in str(caught.value)
+
+
+def test_an_expired_token_asks_nobody(tmp_path: Path) -> None:
+    token = Token("localhost", 1, "north", 0, "00", "s3cret", datetime.now(UTC).isoformat())
     with pytest.raises(ConfigurationError, match="token for north expired") as caught:
-        Token.parse(good)
+        enrol(token, tmp_path)
     assert "s3cret" not in str(caught.value)
