@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,7 +200,8 @@ class EdgeFleet:
         assert client.preparation is not None  # it names the link
         streams = streams_for(client.preparation.scenario.seed)
         generator = streams.at(client.preparation.worker.index, Purpose.LINK, 0)
-        return self.relays.open(link, self.settings.broker, generator).address
+        relay = self.relays.open(link, self.settings.broker, generator).address
+        return replace(relay, path=self.settings.broker.path)
 
     def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges."""

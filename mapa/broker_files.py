@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mapa.authority import Authority, Role, write_private
 
-EDGES_PORT, CLOUD_PORT = 8883, 8884
+EDGES_PORT, CLOUD_PORT, WEBSOCKET_PORT = 8883, 8884, 8443
 
 # Paths are relative: Mosquitto is started in this folder.
 _CONFIGURATION = """\
@@ -37,6 +37,11 @@ connection_messages false
 
 # For edges. A client's id is its user name, whatever it says: nobody throws out another under its client id.
 listener {edges_port}
+{edges}use_username_as_clientid true
+
+# The same, as MQTT over WebSocket, for edges behind a firewall.
+listener {websocket_port}
+protocol websockets
 {edges}use_username_as_clientid true
 
 # For clouds, whose client ids tell them apart. No edge's certificate or password is worth anything here.
@@ -90,6 +95,7 @@ def write_broker(folder: Path, authority: Authority, *, by_password: bool = Fals
         user=getpass.getuser(),
         accounts="password_file passwords\n" if by_password else "",
         edges_port=EDGES_PORT,
+        websocket_port=WEBSOCKET_PORT,
         cloud_port=CLOUD_PORT,
         **identities,
     )

@@ -20,6 +20,7 @@ from functools import lru_cache
 
 from common.errors import LocalProtocolError
 from common.transport.channel import UNREAD
+from common.transport.websocket import WebSocket
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
@@ -49,7 +50,7 @@ def publish_head(topic: str, payload_bytes: int, retain: bool) -> bytes:
 class PacketStream:
     """The bytes of one connection, both ways. Reading is the loop's; any thread may write, one at a time."""
 
-    def __init__(self, sock: socket.socket, *, max_packet: int, max_unsent: int) -> None:
+    def __init__(self, sock: socket.socket | WebSocket, *, max_packet: int, max_unsent: int) -> None:
         self._sock = sock
         self._buffer = bytearray(_READ_AHEAD)
         self._view = memoryview(self._buffer)
@@ -65,7 +66,8 @@ class PacketStream:
         self._unsent = bytearray()
         self._writing = threading.Lock()
         self._goodbye = False  # a DISCONNECT was sent
-        self._gathers = hasattr(sock, "sendmsg") and not isinstance(sock, ssl.SSLSocket)
+        plain = not isinstance(sock, ssl.SSLSocket | WebSocket)
+        self._gather = getattr(sock, "sendmsg", None) if plain else None
 
     # reading
 
@@ -87,7 +89,7 @@ class PacketStream:
             self.ended = True
             return False
         self._high += count
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return isinstance(self._sock, ssl.SSLSocket | WebSocket) and self._sock.pending() > 0
 
     def take_publish(self) -> tuple[bytes, bytes] | None:
         """Return topic and payload of a QoS 0 publish that is next and whole.
@@ -205,7 +207,7 @@ class PacketStream:
                 return True
             try:
                 parts = (head, payload)
-                sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(b"".join(parts))
+                sent = self._gather(parts) if self._gather else self._sock.send(b"".join(parts))
             except _WOULD_BLOCK:
                 sent = 0
             if sent < len(head) + len(payload):

@@ -157,7 +157,7 @@ class ScenarioOptions:
 class Connection:
     """Options of a command that joins a run on a broker; a password is never an argument that `ps` shows."""
 
-    broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT]")]
+    broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT] or wss://HOST")]
     run: Annotated[str, typer.Option(help="name of the run on the broker")]
     broker_username: Annotated[str | None, typer.Option("--username", help="user name at the broker")] = None
     broker_password_file: Annotated[
@@ -229,7 +229,7 @@ class Connection:
                     "--identity: already says what --tls, --tls-ca, --cert and --key say"
                 )
             files = TlsFiles.identity(self.identity)
-        exposed = files is None and not self.address.is_loopback
+        exposed = files is None and self.address.path is None and not self.address.is_loopback
         if exposed and (accounts or password is not None) and not self.plain_password:
             raise ConfigurationError(
                 f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"

@@ -10,19 +10,23 @@ import signal
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mapa.authority
-from common.transport.connection import BrokerAddress
+from common.errors import BrokerUnavailableError, ConfigurationError
+from common.transport.connection import BrokerAddress, Credentials, MqttOptions, TlsFiles
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 from mapa.authority import Authority, Role
-from mapa.broker_files import CLOUD_PORT, EDGES_PORT, write_broker, write_revocations
-from mapa.brokers import Broker, find_mosquitto, free_port
+from mapa.broker_files import CLOUD_PORT, EDGES_PORT, WEBSOCKET_PORT, write_broker, write_revocations
+from mapa.brokers import Broker, accepts, find_mosquitto, free_port
 from tests.program_support import PATIENCE, eventually
 
 pytestmark = [
@@ -41,6 +45,7 @@ class Site:
     authority: Authority
     edges: int = field(default_factory=free_port)
     clouds: int = field(default_factory=free_port)
+    websocket: int = field(default_factory=free_port)
     broker: Broker = field(init=False)
 
     def start(self) -> None:
@@ -48,7 +53,8 @@ class Site:
         write_broker(files, self.authority)
         configuration = files / "mosquitto.conf"
         text = configuration.read_text()
-        for usual, port in ((EDGES_PORT, self.edges), (CLOUD_PORT, self.clouds)):
+        ports = ((EDGES_PORT, self.edges), (CLOUD_PORT, self.clouds), (WEBSOCKET_PORT, self.websocket))
+        for usual, port in ports:
             assert f"listener {usual}\n" in text
             text = text.replace(f"listener {usual}\n", f"listener {port} 127.0.0.1\n")
         configuration.write_text(text)
@@ -56,6 +62,10 @@ class Site:
         address = BrokerAddress("localhost", self.edges)
         self.broker = Broker(address, "mosquitto", command, self.folder / "log", needs_greeting=False)
         self.broker.start()
+        for _, port in ports:
+            eventually(
+                lambda port=port: accepts(BrokerAddress("127.0.0.1", port), greeting=False), "it listens"
+            )
 
     def identity(self, name: str, role: Role = Role.EDGE, authority: Authority | None = None) -> Path:
         place = self.folder / name
@@ -94,7 +104,7 @@ class Session:
                 self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
             self.send(0x10, _text("MQTT") + b"\x04\x02\x00\x3c" + _text(client_id))
             if (answer := self.receive()) != (0x20, b"\x00\x00"):
-                raise ConnectionRefusedError(f"CONNACK {answer!r}")
+                raise ConnectionAbortedError(f"CONNACK {answer!r}")
         except BaseException:
             self.socket.close()
             raise
@@ -146,6 +156,7 @@ def _text(text: str) -> bytes:
 
 def refused(port: int, tls: ssl.SSLContext | None) -> bool:
     """Return whether a client is kept out; TLS 1.3 tells a client only when it reads."""
+    socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()  # somebody listens there
     try:
         with Session(port, tls):
             return False
@@ -258,3 +269,41 @@ def test_an_edge_writes_and_reads_its_own_branch_alone(site: Site) -> None:
         for leaf in ("edge/e2/model", "edge/e2/gradient", "edge/e1/model"):
             cloud.send(0x30, _text(f"mapa/v1/r/{leaf}") + b"x")
         assert edge.message() == ("mapa/v1/r/edge/e1/model", b"x")
+
+
+@pytest.mark.parametrize("size", [10, 900_000])
+def test_edges_behind_a_firewall_have_the_same_identities_over_websocket(
+    site: Site, connect: Callable[..., Any], size: int
+) -> None:
+    def client(name: str, folder: Path, port: BrokerAddress, topic: str) -> Any:
+        return connect(port, name, topic, credentials=Credentials(tls=TlsFiles.identity(folder)))
+
+    inside = BrokerAddress("localhost", site.websocket, "/mqtt")
+    cloud = client(
+        "c",
+        site.identity("cloud", Role.CLOUD),
+        BrokerAddress("localhost", site.clouds),
+        "mapa/v1/+/edge/+/gradient",
+    )
+    edge = client("r:e1", site.identity("e1"), inside, "mapa/v1/r/edge/e1/model")
+    for qos in (0, 1):
+        edge.channel.publish("mapa/v1/r/edge/e2/gradient", b"forged", qos=qos)
+        edge.channel.publish("mapa/v1/r/edge/e1/gradient", bytes([qos]) * size, qos=qos)
+        cloud.channel.publish("mapa/v1/r/edge/e1/model", bytes([qos]) * size, qos=qos)
+    for side, leaf in ((cloud, "gradient"), (edge, "model")):
+        side.wait(lambda side=side: len(side.seen) >= 2)
+        expected = [(f"mapa/v1/r/edge/e1/{leaf}", bytes([qos]) * size) for qos in (0, 1)]
+        assert side.seen == expected
+    other = Authority.create(site.folder / "other", ["localhost"])
+    stranger = MqttOptions(
+        address=inside,
+        client_id="x",
+        credentials=Credentials(
+            tls=replace(
+                TlsFiles.identity(site.identity("e3", authority=other)),
+                ca=site.authority.folder / "services.pem",
+            )
+        ),
+    )
+    with SelectorLoop() as loop, pytest.raises((BrokerUnavailableError, ConfigurationError)):
+        MqttChannel(stranger, loop).connect(1.0)
