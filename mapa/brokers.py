@@ -24,7 +24,7 @@ from common.quantities import RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT, BrokerAddress, parse_address
 from common.wire.topics import probe_topic
-from mapa.processes import start_child, stop_child
+from mapa.processes import last_lines, start_child, stop_children
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 _ECHO = 20.0  # seconds for a message as large as a model to come back
@@ -80,23 +80,24 @@ class Broker:
         while not accepts(self.address, greeting=self.needs_greeting):
             if self._child.poll() is not None or time.monotonic() > until:
                 self.stop()
-                lines = self.log.read_text(errors="replace").strip().splitlines()
-                said = "; ".join(lines[-3:]) or "no output"
+                said = last_lines(self.log) or "no output"
                 raise BrokerUnavailableError(f"{self.kind} on {self.address} did not start: {said}")
             time.sleep(0.02)
 
-    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it; SIGKILL if it does not react."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it; SIGKILL if it does not react. What it retained is lost."""
         child, self._child = self._child, None
         if child is not None:
             if child.stdin is not None:
                 child.stdin.close()
-            stop_child(child, sig)
+            stop_children(child, number=number)
 
-    def restart(self) -> None:
-        """Restart it on the same port; retained messages are lost."""
-        self.stop()
-        self.start()
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def pause(self, on: bool) -> None:
+        """Freeze it, or let it go on."""
+        os.kill(self.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Broker]:

@@ -205,7 +205,7 @@ class ContainerRun:
     images: Images = field(default_factory=Images)
     data_dir: Path | None = None  # a folder of the host that holds the data sets
     scenarios: Path | None = None  # a folder of the host that holds the scenario
-    memory: Mapping[str, str] = field(default_factory=dict)  # limits, by service
+    memory: dict[str, str] = field(default_factory=dict)  # limits, by service
     retries: int = 5  # of the restart policy, as in docker-compose.yml; 0: no end
     tail: NewRun = field(init=False)
 

@@ -16,7 +16,7 @@ from common.datasets.catalogue import data_directory
 from common.wire.topics import run_id
 from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import Fault, make_kills, parse_schedule
-from mapa.chaos.processes import ProcessEnvironment
+from mapa.chaos.processes import in_processes
 from mapa.chaos.trial import ChaosTrial, TrialOutcome, TrialPlan, plan_of
 from tests.program_support import Mapa, run_mapa
 
@@ -56,7 +56,7 @@ def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
 
 
 def tried(tmp_path: Path, plan: TrialPlan, faults: Sequence[Fault] = ()) -> TrialOutcome:
-    return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, ProcessEnvironment).outcome()
+    return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, in_processes).outcome()
 
 
 def broken(tmp_path: Path, how: str, schedule: str) -> TrialOutcome:

@@ -49,7 +49,8 @@ def test_the_embedded_broker_echoes_retains_and_keeps_wills(tmp_path: Path, conn
 def test_the_embedded_broker_can_be_restarted(tmp_path: Path, connect: Connect) -> None:
     with embedded_broker(tmp_path) as broker:
         client = connect(broker, "c", "x")
-        broker.restart()
+        broker.stop()
+        broker.start()
         client.wait(lambda: client.connections == 2)
         client.channel.publish("x", b"again")
         client.wait(lambda: client.seen == [("x", b"again")])
@@ -62,7 +63,8 @@ def test_a_private_mosquitto_ends_with_its_block(mosquitto: Broker, tmp_path: Pa
         pid = broker.pid
         assert alive(pid)
         assert broker.address != mosquitto.address
-        broker.restart()
+        broker.stop()
+        broker.start()
         assert broker.pid != pid
         assert not alive(pid)
         pid = broker.pid
