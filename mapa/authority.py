@@ -22,14 +22,19 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
 from common.errors import ConfigurationError, require
 from common.wire.topics import edge_id
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise ConfigurationError(
+        "identities: the package cryptography is not installed; pip install 'mapa-testbed[identity]'"
+    ) from error
 
 PEM = serialization.Encoding.PEM
 CLOUD, BROKER, ENROLMENT = "cloud", "broker", "enrolment"
@@ -152,7 +157,7 @@ class Authority:
                 .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
                 .sign(key, hashes.SHA256())
             )
-            write_private(folder / f"{issuer}.key", key_pem(key))
+            write_private(folder / f"{issuer}.key", _key_pem(key))
             write_private(folder / f"{issuer}.pem", certificate.public_bytes(PEM))
         _write_register(folder / "register.json", Register(hosts=list(hosts)))
         return cls(folder)
@@ -191,7 +196,7 @@ class Authority:
         )
         with self._changed() as register:
             certificate = self._sign(register, name, role, key.public_key(), again=again, host=host)
-        return Identity(key_pem(key), certificate, self.services_certificate)
+        return Identity(_key_pem(key), certificate, self.services_certificate)
 
     def _sign(
         self,
@@ -317,9 +322,22 @@ class Authority:
         return key
 
 
-def signing_request(key: ed25519.Ed25519PrivateKey, name: str) -> bytes:
+def new_key() -> bytes:
+    """Return a key of an edge as PEM."""
+    return _key_pem(ed25519.Ed25519PrivateKey.generate())
+
+
+def signing_request(key: bytes, name: str) -> bytes:
     """Return what an authority signs: the public half of a key, signed by its private half."""
-    return x509.CertificateSigningRequestBuilder().subject_name(_name(name)).sign(key, None).public_bytes(PEM)
+    private = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
+        raise ConfigurationError("key: is not one that an enrolment made")
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(_name(name))
+        .sign(private, None)
+        .public_bytes(PEM)
+    )
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -409,7 +427,7 @@ def _issued_by(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
-def key_pem(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+def _key_pem(key: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 

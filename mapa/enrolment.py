@@ -19,9 +19,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
-
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.wire.topics import is_name
 from mapa.authority import (
@@ -30,8 +27,8 @@ from mapa.authority import (
     Identity,
     Role,
     fingerprint,
-    key_pem,
     members,
+    new_key,
     signing_request,
     write_private,
 )
@@ -104,7 +101,7 @@ def enrol(token: Token, folder: Path) -> None:
         for name in names:
             draft = folder / f".{name}-{tag[:16]}"
             if not draft.exists():
-                write_private(draft, key_pem(ed25519.Ed25519PrivateKey.generate()))
+                write_private(draft, new_key())
             content = draft.read_bytes()
             Identity(content, _signed(token, authority, name, content), authority).write(folder / name)
             write_private(folder / name / "token", tag.encode())
@@ -129,13 +126,11 @@ def _authority_of(token: Token) -> bytes:
 
 
 def _signed(token: Token, authority: bytes, name: str, key: bytes) -> bytes:
-    private = serialization.load_pem_private_key(key, password=None)
-    assert isinstance(private, ed25519.Ed25519PrivateKey)
     checked = ssl.create_default_context(cadata=authority.decode("ascii"))
     request = {
         "name": name,
         "secret": token.secret,
-        "request": signing_request(private, name).decode("ascii"),
+        "request": signing_request(key, name).decode("ascii"),
     }
     return _ask(token, checked, "POST", "/enrol", json.dumps(request).encode())
 

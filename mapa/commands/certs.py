@@ -219,6 +219,11 @@ def _give_passwords(folder: Path, authority: Authority, place: str, names: list[
         if not path.exists():
             write_private(path, f"{secrets.token_urlsafe(24)}\n".encode())
     write_private(folder / place / "ca.pem", authority.services_certificate)
+    # The group's folder is its owner's alone; below it the users of containers must be able to read what is mounted.
+    (folder / place).chmod(0o700)
+    for path in (accounts, *accounts.iterdir(), folder / place / "ca.pem"):
+        if path != folder / place:
+            path.chmod(0o755 if path.is_dir() else 0o644)
     every = {path.name: path.read_text().strip() for path in sorted(folder.glob("edges/*/accounts/*"))}
     every[CLOUD] = (folder / CLOUD / "password").read_text().strip()
     write_passwords(folder / "broker" / "passwords", every)

@@ -196,7 +196,7 @@ def edge_command(
             " broker user too"
         ),
     ] = None,
-    token: Annotated[
+    enrol: Annotated[
         str | None,
         typer.Option(
             "--enrol",
@@ -231,8 +231,8 @@ def edge_command(
         raise ConfigurationError(
             "--accounts and --username: give only one of them; --accounts has a user for each edge"
         )
-    if token is not None:
-        accounts = _enrolled(token, connection, accounts, edges)
+    if enrol is not None:
+        accounts = _enrolled(enrol, connection, accounts, edges)
     with_passwords = accounts is not None and any(path.is_file() for path in accounts.glob("[!.]*"))
     credentials = connection.credentials(accounts=with_passwords)
     settings = FleetSettings(
@@ -255,14 +255,16 @@ def edge_command(
 
 def _enrolled(token: str, connection: Connection, accounts: Path | None, edges: Edges) -> Path:
     """Return the folder of the identities that a token brings."""
-    from mapa.enrolment import Token, enrol  # cryptography: megabytes, that other edges do not need
+    from mapa import enrolment  # cryptography: megabytes, that other edges do not need
 
     if accounts is not None or connection.identity is not None or connection.broker_username is not None:
         raise ConfigurationError(
             "--enrol: brings an identity; leave out --accounts, --identity and --username"
         )
     identities = edges.state_dir / ".identities"
-    enrol(Token.parse(sys.stdin.readline().strip() if token == "-" else token), identities)
+    enrolment.enrol(
+        enrolment.Token.parse(sys.stdin.readline().strip() if token == "-" else token), identities
+    )
     return identities
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BrokerUnavailableError, ConfigurationError
-from mapa.authority import Authority, Role, signing_request
+from mapa.authority import Authority, Role, new_key, signing_request
 from mapa.enrolment import EnrolmentServer, Token, enrol
 
 HOUR = timedelta(hours=1)
@@ -25,7 +25,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def request(name: str = "north") -> bytes:
-    return signing_request(ed25519.Ed25519PrivateKey.generate(), name)
+    return signing_request(new_key(), name)
 
 
 def with_a_broken_signature(asked: bytes) -> bytes:
