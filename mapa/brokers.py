@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -38,20 +39,6 @@ _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/loc
 KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MosquittoOptions:
-    """Options of a private Mosquitto."""
-
-    max_payload: int = 1 << 26  # bytes of one message; size it for the model
-    unix_socket: bool = False  # a second listener beside TCP, a fifth faster
-    password_file: Path | None = None
-    acl_file: Path | None = None
-    ca: Path | None = None  # with certificate and key: the TCP listener speaks TLS
-    certificate: Path | None = None
-    key: Path | None = None
-    extra: Sequence[str] = ()  # lines of mosquitto.conf
-
-
 @dataclass
 class Broker:
     """A broker that we started, by its process id."""
@@ -60,7 +47,6 @@ class Broker:
     kind: str  # `mosquitto` or `embedded`
     command: list[str]
     log: Path
-    unix_address: BrokerAddress | None = None
     needs_greeting: bool = True  # TLS and passwords keep the probe out
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -135,38 +121,30 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def mosquitto_configuration(port: int, directory: Path, options: MosquittoOptions) -> str:
+def mosquitto_configuration(port: int, max_payload: int, extra: Sequence[str] = ()) -> str:
     """Return the text of mosquitto.conf."""
     lines = [
         "per_listener_settings false",
         "persistence false",
         "set_tcp_nodelay true",  # without it on both ends small messages fall to a tenth of the rate
-        f"message_size_limit {options.max_payload}",
+        f"message_size_limit {max_payload}",
         "max_inflight_messages 100",
         "max_queued_messages 10000",
-        f"max_queued_bytes {max(_QUEUED, 64 * options.max_payload)}",  # of one client that reads slowly
+        f"max_queued_bytes {max(_QUEUED, 64 * max_payload)}",  # of one client that reads slowly
         "sys_interval 0",
         "log_type error",
         "log_type warning",
-        f"allow_anonymous {'true' if options.password_file is None else 'false'}",
+        "allow_anonymous true",
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         lines.append("user root")  # else it becomes `mosquitto`, who cannot read the caller's files
-    files = {"password_file": options.password_file, "acl_file": options.acl_file}
-    tls = {"certfile": options.certificate, "keyfile": options.key, "cafile": options.ca}
-    lines += [f"{key} {path}" for key, path in files.items() if path is not None]
-    lines.append(f"listener {port} 127.0.0.1")
-    lines += [f"{key} {path}" for key, path in tls.items() if path is not None]
-    if options.unix_socket:
-        lines.append(f"listener 0 {directory / 'mosquitto.sock'}")
-    return "\n".join([*lines, *options.extra, ""])
+    return "\n".join([*lines, f"listener {port} 127.0.0.1", *extra, ""])
 
 
 def private_mosquitto(
-    directory: Path, options: MosquittoOptions | None = None, *, port: int | None = None
+    directory: Path, *, max_payload: int = 1 << 26, extra: Sequence[str] = (), port: int | None = None
 ) -> AbstractContextManager[Broker]:
-    """Run a Mosquitto of our own on the loopback interface."""
-    options = MosquittoOptions() if options is None else options
+    """Run a Mosquitto of our own on the loopback interface; `extra` are further lines of its mosquitto.conf."""
     binary = find_mosquitto()
     if binary is None:
         raise ConfigurationError(
@@ -176,14 +154,13 @@ def private_mosquitto(
     port = free_port() if port is None else port
     directory.mkdir(parents=True, exist_ok=True)
     configuration = directory / "mosquitto.conf"
-    configuration.write_text(mosquitto_configuration(port, directory, options))
+    configuration.write_text(mosquitto_configuration(port, max_payload, extra))
     return Broker(
         address=BrokerAddress("127.0.0.1", port),
         kind="mosquitto",
         command=[binary, "-c", str(configuration)],
         log=directory / "mosquitto.log",
-        unix_address=BrokerAddress(str(directory / "mosquitto.sock")) if options.unix_socket else None,
-        needs_greeting=options.password_file is None and options.certificate is None,
+        needs_greeting=not any(line.startswith(("password_file ", "certfile ")) for line in extra),
     ).running()
 
 
@@ -227,8 +204,8 @@ def resolve_broker(
     if text == "auto" and say is not None:
         why = "a private Mosquitto" if mosquitto else "embedded (slower; no Mosquitto found)"
         say.write(f"broker: {why}\n")
-    options = MosquittoOptions(max_payload=max_payload)
-    with private_mosquitto(directory, options) if mosquitto else embedded_broker(directory) as broker:
+    start = partial(private_mosquitto, max_payload=max_payload) if mosquitto else embedded_broker
+    with start(directory) as broker:
         yield broker.address
 
 

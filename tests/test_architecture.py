@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import mapa
 from common.algorithms import algorithm_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 from mapa.scenario_patterns import line_names, recipe_names
+from tests.program_support import run_program
 
 REPOSITORY = Path(__file__).parents[1]
 ALLOWED: dict[str, set[str]] = {
@@ -176,7 +176,7 @@ def test_the_public_face_names_what_exists_and_imports_nothing_before_it_is_aske
         "assert 'torch' not in sys.modules\n"
         "assert isinstance(mapa.models.TorchModel, type) and callable(mapa.torch_model)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=REPOSITORY, capture_output=True, text=True)
+    done = run_program(sys.executable, "-c", probe)
     assert done.returncode == 0, done.stderr
 
 
@@ -214,13 +214,7 @@ print("torch" in sys.modules, file=sys.stderr)
 @pytest.mark.slow
 def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
     command = ["simulate", "quickstart", "--set", "iterations=3", "--set", "seed=1", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *command, "--runs-dir", str(tmp_path / "runs")],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_program(sys.executable, "-c", PROBE, *command, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["updates"] == 3
     assert done.stderr.splitlines()[-1] == "False"

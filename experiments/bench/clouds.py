@@ -40,7 +40,6 @@ from experiments.bench.rounds import Case, Figures, Ratio, Turn
 from mapa.brokers import (
     KEEP_PAGES,
     Broker,
-    MosquittoOptions,
     find_mosquitto,
     free_port,
     private_mosquitto,
@@ -251,14 +250,20 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
     with tempfile.TemporaryDirectory() as folder:
         directory, plain, ca = Path(folder), free_port(), None
         lean = compiled("lean_edges.c", directory)
-        options = MosquittoOptions(max_payload=payload_limit(largest))
+        limit, extra = payload_limit(largest), list[str]()
         if tls:
             secrets = directory / "secrets"
             subprocess.run(["sh", str(_SECRETS), str(secrets), "127.0.0.1"], check=True, capture_output=True)
             own, ca = secrets / "broker", str(secrets / "ca.pem")
-            listener = (f"listener {plain} 127.0.0.1",)
-            options = replace(options, certificate=own / "server.pem", key=own / "server.key", extra=listener)
-        with on_cores(rest), private_mosquitto(directory / "broker", options) as broker:
+            extra = [
+                f"certfile {own / 'server.pem'}",
+                f"keyfile {own / 'server.key'}",
+                f"listener {plain} 127.0.0.1",
+            ]
+        with (
+            on_cores(rest),
+            private_mosquitto(directory / "broker", max_payload=limit, extra=extra) as broker,
+        ):
             yield Arena(broker, plain if tls else broker.address.port, ca, lean, directory, rest)
 
 

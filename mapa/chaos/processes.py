@@ -14,7 +14,7 @@ from pathlib import Path
 from common.own_code import allowing
 from common.quantities import RunId
 from common.transport.connection import BrokerAddress
-from mapa.brokers import MosquittoOptions, private_mosquitto
+from mapa.brokers import private_mosquitto
 from mapa.chaos.faults import CLOUD
 from mapa.chaos.trial import FAILED, Environment, Service, TrialPlan
 from mapa.process_run import edge_arguments
@@ -147,6 +147,6 @@ def in_processes(plan: TrialPlan, run: RunId, directory: Path) -> Iterator[Envir
         return ProcessService(name, directory, lambda: edge(name, broker))
 
     (directory / "slow").mkdir()
-    limit = MosquittoOptions(max_payload=plan.setting.payload_bytes)
-    with private_mosquitto(directory / "broker", limit) as broker:
+    limit = plan.setting.payload_bytes
+    with private_mosquitto(directory / "broker", max_payload=limit) as broker:
         yield Environment(broker, "127.0.0.1", service, lambda: None)

@@ -75,7 +75,7 @@ def test_a_private_mosquitto_ends_with_its_block(mosquitto: Broker, tmp_path: Pa
 @pytest.mark.broker
 @pytest.mark.usefixtures("mosquitto_installed")
 def test_a_message_beyond_the_payload_limit_is_not_carried(tmp_path: Path, connect: Connect) -> None:
-    with private_mosquitto(tmp_path, brokers.MosquittoOptions(max_payload=1000)) as broker:
+    with private_mosquitto(tmp_path, max_payload=1000) as broker:
         client = connect(broker, "c", "x")
         client.channel.publish("x", b"y" * 1001, qos=1)
         client.channel.publish("x", b"z" * 1000, qos=1)
@@ -86,9 +86,9 @@ def test_a_message_beyond_the_payload_limit_is_not_carried(tmp_path: Path, conne
 
 @pytest.mark.broker
 def test_a_broker_that_cannot_start_says_why(mosquitto: Broker, tmp_path: Path) -> None:
-    wrong = brokers.MosquittoOptions(extra=("no_such_option true",))
-    with pytest.raises(BrokerUnavailableError, match="no_such_option"), private_mosquitto(tmp_path, wrong):
-        pass
+    wrong = ["no_such_option true"]
+    with pytest.raises(BrokerUnavailableError, match="no_such_option"):
+        private_mosquitto(tmp_path, extra=wrong).__enter__()
     del mosquitto
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogWriter
 from edge.sqlite_ledger import SqliteLedger
 from mapa.chaos import slow_disk
-from tests.program_support import PATIENCE, environment
+from tests.program_support import run_program
 
 
 def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
@@ -53,12 +52,6 @@ def test_a_program_runs_as_without_it_and_an_edge_still_needs_no_torch(tmp_path:
     )
     command = [sys.executable, "-m", "mapa.chaos.slow_disk", str(tmp_path / "slow")]
     for target in (str(program), "mapa.cli"):
-        done = subprocess.run(
-            [*command, target, service, "--help"],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            timeout=PATIENCE,
-        )
+        done = run_program(*command, target, service, "--help")
         assert done.returncode == 0, done.stderr
         assert (f"['{service}', '--help']" if target != "mapa.cli" else f"mapa {service}") in done.stdout

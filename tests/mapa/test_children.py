@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from mapa.brokers import embedded_broker
 from mapa.process_run import edge_arguments
 from mapa.processes import interruptible
 from mapa.scenario_files import load_scenario
-from tests.program_support import PATIENCE, SIGINT_IGNORED
+from tests.program_support import SIGINT_IGNORED, run_program
 
 FILE = ["data.set=file", "data.train_path=train.npz", "data.schema={kind='array', shape=[4], classes=2}"]
 FILE += ["algorithm.name=constant", "algorithm.rate=0.1", "algorithm.first_clip=1"]
@@ -38,7 +37,7 @@ def test_an_edge_process_is_ours(elsewhere: Path) -> None:
     command = edge_arguments(
         scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
     )
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE)
+    done = run_program(*command, "--help", cwd=elsewhere)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -81,7 +80,7 @@ def test_a_program_that_may_be_interrupted_hears_a_sigint_that_we_ignore() -> No
     asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     told = [sys.executable, "-c", asks]
     for command, heard in ((told, "False"), (interruptible(told), "True")):
-        done = subprocess.run([*SIGINT_IGNORED, *command], capture_output=True, text=True, timeout=PATIENCE)
+        done = run_program(*SIGINT_IGNORED, *command)
         assert done.stdout.strip() == heard, done.stderr
 
 
