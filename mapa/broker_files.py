@@ -14,7 +14,7 @@ from mapa.authority import Authority, Role, write_private
 EDGES_PORT, CLOUD_PORT, WEBSOCKET_PORT = 8883, 8884, 8443
 
 # Paths are relative: Mosquitto is started in this folder.
-_CONFIGURATION = """\
+CONFIGURATION = """\
 # Written by `mapa certs`. Start it here: mosquitto -c mosquitto.conf
 user {user}
 per_listener_settings false
@@ -91,7 +91,7 @@ def write_broker(folder: Path, authority: Authority, *, by_password: bool = Fals
         issuer: _TLS + (_BY_PASSWORD if by_password else _BY_CERTIFICATE.format(issuer=issuer))
         for issuer in ("edges", "services")
     }
-    configuration = _CONFIGURATION.format(
+    configuration = CONFIGURATION.format(
         user=getpass.getuser(),
         accounts="password_file passwords\n" if by_password else "",
         edges_port=EDGES_PORT,

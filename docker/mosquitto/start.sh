@@ -20,13 +20,13 @@ case ${RUN:-} in *[!A-Za-z0-9._-]*)
   exit 2
   ;;
 esac
-secrets=${MOSQUITTO_SECRETS:-/secrets}
+secrets=${MOSQUITTO_SECRETS:-/secrets} owner=${MOSQUITTO_USER:-mosquitto:mosquitto}
 queued=$((64 * limit))
 [ "$queued" -gt 67108864 ] || queued=67108864
 
 configure() { # configure FROM TO
   sed -e "s/^message_size_limit .*/message_size_limit $limit/" -e "s/^max_queued_bytes .*/max_queued_bytes $queued/" \
-    -e '/^user /d' "$1" >"$2"
+    -e "s/^user .*/user ${owner%%:*}/" "$1" >"$2"
 }
 
 if [ ! -d "$secrets" ]; then
@@ -48,7 +48,7 @@ while :; do
   configure "$secrets/mosquitto.conf" mosquitto.conf
   sed "s#/+/#/${RUN:-+}/#" "$secrets/acl" >acl
   chmod 600 ./*
-  chown -R "${MOSQUITTO_USER:-mosquitto:mosquitto}" .
+  chown -R "$owner" .
   mosquitto -c mosquitto.conf &
   broker=$!
   while kill -0 "$broker" 2>/dev/null && [ "$(state)" = "$known" ]; do

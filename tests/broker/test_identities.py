@@ -9,10 +9,9 @@ import os
 import signal
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from common.transport.connection import BrokerAddress, Credentials, MqttOptions,
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from mapa.authority import Authority, Role
-from mapa.broker_files import CLOUD_PORT, EDGES_PORT, WEBSOCKET_PORT, write_broker, write_revocations
-from mapa.brokers import Broker, accepts, find_mosquitto, free_port
+from mapa.brokers import accepts, find_mosquitto
+from tests.broker.site_support import Session, Site, context, text
 from tests.program_support import PATIENCE, eventually
 
 pytestmark = [
@@ -37,128 +36,18 @@ pytestmark = [
 ]
 
 
-@dataclass
-class Site:
-    """Authorities, a broker that trusts them, and identities as folders."""
-
-    folder: Path
-    authority: Authority
-    edges: int = field(default_factory=free_port)
-    clouds: int = field(default_factory=free_port)
-    websocket: int = field(default_factory=free_port)
-    broker: Broker = field(init=False)
-
-    def start(self) -> None:
-        files = self.folder / "broker"
-        write_broker(files, self.authority)
-        configuration = files / "mosquitto.conf"
-        text = configuration.read_text()
-        ports = ((EDGES_PORT, self.edges), (CLOUD_PORT, self.clouds), (WEBSOCKET_PORT, self.websocket))
-        for usual, port in ports:
-            assert f"listener {usual}\n" in text
-            text = text.replace(f"listener {usual}\n", f"listener {port} 127.0.0.1\n")
-        configuration.write_text(text)
-        command = ["/usr/bin/env", "-C", str(files), find_mosquitto() or "", "-c", "mosquitto.conf"]
-        address = BrokerAddress("localhost", self.edges)
-        self.broker = Broker(address, "mosquitto", command, self.folder / "log", needs_greeting=False)
-        self.broker.start()
-        for _, port in ports:
-            eventually(
-                lambda port=port: accepts(BrokerAddress("127.0.0.1", port), greeting=False), "it listens"
-            )
-
-    def identity(self, name: str, role: Role = Role.EDGE, authority: Authority | None = None) -> Path:
-        place = self.folder / name
-        (authority or self.authority).issue(name, role).write(place)
-        return place
-
-    def revoke(self, name: str) -> None:
-        self.authority.revoke(name)
-        write_revocations(self.folder / "broker", self.authority)
-        os.kill(self.broker.pid, signal.SIGHUP)
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path, Authority.create(tmp_path / "authority", ["localhost"]))
-    made.start()
-    yield made
-    made.broker.stop()
+    made = Site(tmp_path)
+    with made.running():
+        yield made
 
 
-def context(identity: Path | None, site: Site) -> ssl.SSLContext:
-    """Return what a client brings: its identity, and trust in the services' authority."""
-    made = ssl.create_default_context(cafile=site.authority.folder / "services.pem")
-    if identity is not None:
-        made.load_cert_chain(identity / "cert.pem", identity / "key.pem")
-    return made
-
-
-class Session:
-    """A client as small as MQTT allows, so that nothing of ours makes a refusal."""
-
-    def __init__(self, port: int, tls: ssl.SSLContext | None, client_id: str = "me") -> None:
-        self.socket: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
-        try:
-            if tls is not None:
-                self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
-            self.send(0x10, _text("MQTT") + b"\x04\x02\x00\x3c" + _text(client_id))
-            if (answer := self.receive()) != (0x20, b"\x00\x00"):
-                raise ConnectionAbortedError(f"CONNACK {answer!r}")
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def send(self, kind: int, body: bytes) -> None:
-        assert len(body) < 128
-        self.socket.sendall(bytes([kind, len(body)]) + body)
-
-    def receive(self) -> tuple[int, bytes]:
-        """Return type and body of the next packet; ConnectionError at the end of the connection."""
-        kind, length = self._exactly(2)
-        return kind, self._exactly(length)
-
-    def _exactly(self, size: int) -> bytes:
-        content = b""
-        while len(content) < size:
-            part = self.socket.recv(size - len(content))
-            if not part:
-                raise ConnectionResetError("the broker has closed the connection")
-            content += part
-        return content
-
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish and wait until the broker has it; whether it passes it on is its own affair."""
-        self.send(0x32, _text(topic) + b"\x00\x01" + payload)
-        assert self.receive() == (0x40, b"\x00\x01")
-
-    def subscribe(self, topics: str) -> None:
-        self.send(0x82, b"\x00\x02" + _text(topics) + b"\x00")
-        kind, _ = self.receive()
-        assert kind == 0x90
-
-    def message(self) -> tuple[str, bytes]:
-        kind, body = self.receive()
-        assert kind & 0xF0 == 0x30
-        (length,) = struct.unpack("!H", body[:2])
-        return body[2 : 2 + length].decode(), body[2 + length :]
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("!H", len(text)) + text.encode()
-
-
-def refused(port: int, tls: ssl.SSLContext | None) -> bool:
+def refused(at: BrokerAddress, tls: ssl.SSLContext | None, user: str = "") -> bool:
     """Return whether a client is kept out; TLS 1.3 tells a client only when it reads."""
-    socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()  # somebody listens there
+    socket.create_connection((at.host, at.port), timeout=PATIENCE).close()  # somebody listens there
     try:
-        with Session(port, tls):
+        with Session(at, tls, user=user):
             return False
     except (ssl.SSLError, ConnectionError):
         return True
@@ -178,14 +67,10 @@ def test_a_certificate_of_another_authority_is_worth_nothing(site: Site, tmp_pat
 
 
 def test_a_broker_of_another_authority_is_not_trusted(site: Site, tmp_path: Path) -> None:
-    other = Site(tmp_path / "impostor", Authority.create(tmp_path / "other", ["localhost"]))
-    other.start()
     edge = context(site.identity("e1"), site)
-    try:
-        with pytest.raises(ssl.SSLCertVerificationError):
-            Session(other.edges, edge)
-    finally:
-        other.broker.stop()
+    other = Site(tmp_path / "impostor")
+    with other.running(), pytest.raises(ssl.SSLCertVerificationError):
+        Session(other.edges, edge)
     assert not refused(site.edges, edge)
 
 
@@ -193,6 +78,7 @@ def test_an_identity_opens_the_listener_of_its_role_alone(site: Site) -> None:
     edge, cloud = context(site.identity("e1"), site), context(site.identity("cloud", Role.CLOUD), site)
     assert not refused(site.edges, edge)
     assert refused(site.clouds, edge)
+    assert refused(site.clouds, edge, user="cloud")
     assert not refused(site.clouds, cloud)
     assert refused(site.edges, cloud)
 
@@ -219,13 +105,30 @@ def test_an_expired_certificate_is_refused(site: Site, monkeypatch: pytest.Monke
     assert not refused(site.edges, context(site.identity("e1"), site))
 
 
-def test_a_revoked_certificate_is_refused_once_the_broker_has_read_its_list(site: Site) -> None:
+def test_revocation_ends_a_session_and_lets_the_others_come_back(site: Site) -> None:
     one, two = context(site.identity("e1"), site), context(site.identity("e2"), site)
-    assert not refused(site.edges, one)
-    site.revoke("e1")
-    eventually(lambda: refused(site.edges, one), "the list is read")
+    with Session(site.edges, one) as session:
+        site.revoke("e1")
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            session.receive()
+    eventually(lambda: accepts(site.edges, greeting=False), "the broker is back")
+    assert refused(site.edges, one)
     assert not refused(site.edges, two)
-    assert not refused(site.edges, context(site.identity("e1"), site)), "a new one of the same name"
+    site.identity("e1")  # a new one of the same name
+    assert not refused(site.edges, context(site.folder / "e1", site))
+
+
+def test_without_a_container_the_broker_is_started_in_its_folder_and_reads_the_list_at_sighup(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    with site.running(in_container=False) as broker:
+        one, two = context(site.identity("e1"), site), context(site.identity("e2"), site)
+        assert not refused(site.edges, one)
+        site.revoke("e1")
+        os.kill(broker.pid, signal.SIGHUP)
+        eventually(lambda: refused(site.edges, one), "the list is read")
+        assert not refused(site.edges, two)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -248,6 +151,8 @@ def test_a_client_id_is_its_certificates_name_whatever_the_client_says(site: Sit
             assert not refused(site.edges, other), stolen
             with Session(site.edges, other, stolen):
                 first.subscribe("mapa/v1/r/edge/e1/model")  # it is still there
+        assert not refused(site.edges, other, user="e1"), "the name that it gives counts for nothing"
+        first.subscribe("mapa/v1/r/edge/e1/model")
         with Session(site.edges, own, "another"), pytest.raises((ConnectionError, ssl.SSLError)):
             first.receive()  # of one identity the later client remains
 
@@ -267,7 +172,7 @@ def test_an_edge_writes_and_reads_its_own_branch_alone(site: Site) -> None:
         edge.subscribe("#")
         edge.subscribe("mapa/v1/r/edge/e2/model")
         for leaf in ("edge/e2/model", "edge/e2/gradient", "edge/e1/model"):
-            cloud.send(0x30, _text(f"mapa/v1/r/{leaf}") + b"x")
+            cloud.send(0x30, text(f"mapa/v1/r/{leaf}") + b"x")
         assert edge.message() == ("mapa/v1/r/edge/e1/model", b"x")
 
 
@@ -275,35 +180,19 @@ def test_an_edge_writes_and_reads_its_own_branch_alone(site: Site) -> None:
 def test_edges_behind_a_firewall_have_the_same_identities_over_websocket(
     site: Site, connect: Callable[..., Any], size: int
 ) -> None:
-    def client(name: str, folder: Path, port: BrokerAddress, topic: str) -> Any:
-        return connect(port, name, topic, credentials=Credentials(tls=TlsFiles.identity(folder)))
-
-    inside = BrokerAddress("localhost", site.websocket, "/mqtt")
-    cloud = client(
-        "c",
-        site.identity("cloud", Role.CLOUD),
-        BrokerAddress("localhost", site.clouds),
-        "mapa/v1/+/edge/+/gradient",
+    cloud = connect(
+        site.clouds, "c", "mapa/v1/+/edge/+/gradient", credentials=site.credentials("cloud", Role.CLOUD)
     )
-    edge = client("r:e1", site.identity("e1"), inside, "mapa/v1/r/edge/e1/model")
+    edge = connect(site.websocket, "r:e1", "mapa/v1/r/edge/e1/model", credentials=site.credentials("e1"))
     for qos in (0, 1):
         edge.channel.publish("mapa/v1/r/edge/e2/gradient", b"forged", qos=qos)
         edge.channel.publish("mapa/v1/r/edge/e1/gradient", bytes([qos]) * size, qos=qos)
         cloud.channel.publish("mapa/v1/r/edge/e1/model", bytes([qos]) * size, qos=qos)
     for side, leaf in ((cloud, "gradient"), (edge, "model")):
         side.wait(lambda side=side: len(side.seen) >= 2)
-        expected = [(f"mapa/v1/r/edge/e1/{leaf}", bytes([qos]) * size) for qos in (0, 1)]
-        assert side.seen == expected
-    other = Authority.create(site.folder / "other", ["localhost"])
-    stranger = MqttOptions(
-        address=inside,
-        client_id="x",
-        credentials=Credentials(
-            tls=replace(
-                TlsFiles.identity(site.identity("e3", authority=other)),
-                ca=site.authority.folder / "services.pem",
-            )
-        ),
-    )
+        assert side.seen == [(f"mapa/v1/r/edge/e1/{leaf}", bytes([qos]) * size) for qos in (0, 1)]
+    other = site.identity("e3", authority=Authority.create(site.folder / "other", ["localhost"]))
+    files = replace(TlsFiles.identity(other), ca=site.authority.folder / "services.pem")
+    stranger = MqttOptions(address=site.websocket, client_id="x", credentials=Credentials(tls=files))
     with SelectorLoop() as loop, pytest.raises((BrokerUnavailableError, ConfigurationError)):
         MqttChannel(stranger, loop).connect(1.0)
