@@ -80,7 +80,7 @@ def test_a_late_joiner_with_a_smaller_epsilon_reopens_the_stage(mosquitto: Broke
     )
     with open_testbed(mosquitto.address, tmp_path, values) as bed:
         first = [bed.edge() for _ in range(2)]
-        with bed.paused(lambda: bed.updates > 100, *first):
+        with bed.paused(lambda: bed.updates > 100 and len(bed.cloud.service.server.edges) == 2, *first):
             bed.edge("--epsilon", "0.25")
             bed.wait(lambda: len(bed.cloud.service.server.edges) == 3)
         bed.finish()
