@@ -371,7 +371,7 @@ def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -
             while len(trips) < _TRIPS and (seconds := _echo(channel, loop, _SMALL)) is not None:
                 trips.append(seconds)
         found = f"connected, but our own message did not come back within {_ECHO:g} s"
-        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (docker/mosquitto/acl)"
+        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (its acl)"
     except MapaError as error:
         found = str(error)
         fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"
