@@ -35,7 +35,6 @@ class EdgesFailedError(MapaError):
 
 
 def edge_counts(edges: int, processes: int) -> list[int]:
-    """Spread the edges over processes, as evenly as can be."""
     processes = max(1, min(processes, edges))
     share, rest = divmod(edges, processes)
     return [share + (i < rest) for i in range(processes)]

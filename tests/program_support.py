@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,6 +89,19 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 def journal_has(runs: Path, words: str, pattern: str = "*/events.jsonl") -> bool:
     """Whether a record of some run below `runs` contains these words."""
     return any(words in path.read_text() for path in runs.glob(pattern))
+
+
+def assert_each_once(applied: Sequence[Mapping[str, Any]], updates: int) -> Counter[int]:
+    """Check the records of all updates: t from 1 to T, no (edge, sequence) twice, none left out; count by edge."""
+    assert [event["t"] for event in applied] == list(range(1, updates + 1))
+    sequences: dict[int, list[int]] = {}
+    for event in applied:
+        assert event["staleness"] == event["t"] - event["version"] >= 0
+        sequences.setdefault(event["edge"], []).append(event["sequence"])
+    for edge, seen in sequences.items():
+        assert seen == list(range(1, len(seen) + 1)), f"edge {edge}: a gradient was lost or applied twice"
+    assert len({(event["edge_id"], event["sequence"]) for event in applied}) == updates
+    return Counter({edge: len(seen) for edge, seen in sequences.items()})
 
 
 class Done(NamedTuple):

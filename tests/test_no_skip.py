@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.program_support import PATIENCE
+from tests.conftest import EXTENDED, STATISTICS
+from tests.program_support import PATIENCE, ROOT
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+CONFTEST = ROOT / "tests" / "conftest.py"
 TESTS = """
 import pytest
 
@@ -132,3 +133,7 @@ def test_a_failed_test_is_run_once_more_and_fails_where_it_fails_twice(
         assert "::test_that_fails_once\n" in (tmp_path / "passed.txt").read_text()
     else:
         assert "again: " not in done.stdout
+
+
+def test_the_files_of_a_kind_are_there() -> None:
+    assert not [name for name in EXTENDED | STATISTICS if not (ROOT / name).is_file()]
