@@ -112,7 +112,7 @@ class WebSocket:
 
     # writing
 
-    def send(self, content: bytes | bytearray) -> int:
+    def send(self, content: bytes | bytearray | memoryview) -> int:
         """Send a frame; return the bytes that are gone. The others must come again, at the beginning of the next."""
         if not self._begun:
             self._out += self._control
@@ -136,7 +136,7 @@ class WebSocket:
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
 
-    def sendall(self, content: bytes | bytearray) -> None:
+    def sendall(self, content: bytes | bytearray | memoryview) -> None:
         while content:
             content = content[self.send(content) :]
 
@@ -159,7 +159,7 @@ class WebSocket:
         return self._sock.fileno()
 
 
-def _frame(kind: int, content: bytes | bytearray) -> bytes:
+def _frame(kind: int, content: bytes | bytearray | memoryview) -> bytes:
     """Return a client's frame, which is masked, so that no proxy takes it for something else."""
     length = len(content)
     head = bytes([128 | kind])

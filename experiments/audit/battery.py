@@ -48,11 +48,11 @@ def lagged(name: str, design: Design, rounds: int) -> Game:
         lag = int(np.argmax(alike)) + 1
         signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(design.canary.size)
         aim = replace(pair, steer=signs[[0, lag]]).aim
-        game = replace(pair, steer=signs).game(f"{name} ({lag} apart)", rounds)
-        return replace(game, score=aim.ratio, learner=aim.learned, lag=lag), seed + 1
+        how = {"score": aim.ratio, "learner": aim.learned, "lag": lag}
+        return replace(pair, steer=signs).game(f"{name} ({lag} apart)", rounds, **how), seed + 1
 
     pair = replace(design, releases=2)
-    return replace(pair.game(name, rounds), preparing=_LEARNING, prepare=prepare)
+    return pair.game(name, rounds, preparing=_LEARNING, prepare=prepare)
 
 
 _BATCH = 4  # b: seldom empty, and few enough that their codes hardly disturb each other
@@ -95,6 +95,7 @@ def _most_drawn_row(design: Design, count: int, seed: int) -> int:
     codes = np.random.default_rng(seed).choice(np.array([-1, 1], np.int8), (design.shard_size, count))
     features: Features = codes  # a byte each: few of them are used
     worker, law = design.worker(True, seed), design.mechanism.law
+    assert law is not None
     worker.shard = Shard(features, np.zeros(len(codes), np.int64), np.arange(len(codes)))
     coded = CodedGradients(design.canary.size)
     coded.form = written(worker.model).form
@@ -107,7 +108,6 @@ def _most_drawn_row(design: Design, count: int, seed: int) -> int:
         released[n] -= np.float32(design.regularization) * x
     pull = np.zeros(size)
     pull[design.canary.size - 1] = CLIP / _BATCH
-    assert law is not None
     told = law.log_ratio(design.sensitivity, released, -pull, pull)
     return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))
 
@@ -169,19 +169,17 @@ def battery(
     pairs = min(rounds, max(600, rounds // 20, int(20 * math.exp(min(two.claim.value, 20)))))
     games += [
         lagged(f"two releases {alike}", spread, pairs),
-        replace(two.game("the first release of two processes", pairs), restarts=True),
-        replace(
-            replace(spread, releases=4, steer=signs).game("four releases, canary to and fro", rounds // 8),
-            fresh_runs=True,
+        two.game("the first release of two processes", pairs, restarts=True),
+        replace(spread, releases=4, steer=signs).game(
+            "four releases, canary to and fro", rounds // 8, fresh_runs=True
         ),
         replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension, law)).game(
             "coordinates, layers and norms to 20 C in turn", rounds
         ),
         spread.exact("one release, spread canary, exactly there", 2 * rounds),
-        replace(
-            above.likely(
-                f"{composed} release{'s' * (composed > 1)}, canary just above C", 2 * rounds // composed
-            ),
+        above.likely(
+            f"{composed} release{'s' * (composed > 1)}, canary just above C",
+            2 * rounds // composed,
             fresh_runs=True,
         ),
         replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
@@ -209,24 +207,22 @@ def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Game:
     name, law = "one release, noise by who is sampled", spread.mechanism.law
     if not isinstance(law, Gaussian):
         two = replace(one, mechanism=resized(one.mechanism, 1), shard_size=2)
-        return replace(two.game(name, 16 * rounds), score=None, learning=0.25)
+        return two.game(name, 16 * rounds, score=None, learning=0.25)
     b, n, size = _CROWD
     canary = float(LOUD) * unit(np.ones(size), law.norm)
     crowd = replace(spread, mechanism=resized(spread.mechanism, b), shard_size=n, canary=canary)
     # enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1
-    game = crowd.game(name, int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier))))
+    rounds = int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier)))
     # the first row is drawn by the smallest numbers
-    return replace(game, score=None, threshold=0.0, learning=0.25, turning=False)
+    return crowd.game(name, rounds, score=None, threshold=0.0, learning=0.25, turning=False)
 
 
 def _in_turn(dimension: int, law: NoiseLaw) -> Floats:
     """Return an x for each of: every coordinate, every layer, all coordinates; each at every norm above C."""
-    shapes = [*np.eye(dimension)]
-    layers = np.array_split(np.arange(dimension), min(LAYERS, dimension))
-    for part in [*layers, np.arange(dimension)]:
-        shape = np.zeros(dimension)
-        shape[part] = 1.0
-        shapes.append(unit(shape, law.norm))
+    places = np.arange(dimension)
+    layers = np.array_split(places, min(LAYERS, dimension))
+    parts = [unit(np.isin(places, part).astype(np.float64), law.norm) for part in [*layers, places]]
+    shapes = [*np.eye(dimension), *parts]
     return np.array([norm * shape for norm in _NORMS for shape in shapes])
 
 

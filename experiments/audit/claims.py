@@ -36,8 +36,7 @@ def scipy_special() -> Any:
 def upper_rate(errors: npt.ArrayLike, trials: int, alpha: float) -> Floats:
     """Return Clopper and Pearson's upper bound: a true rate above it has probability at most α."""
     counted = np.asarray(errors, np.float64)
-    missing = np.maximum(trials - counted, 1e-12)
-    bound: Floats = scipy_special().betaincinv(counted + 1, missing, 1 - alpha)
+    bound = scipy_special().betaincinv(counted + 1, np.maximum(trials - counted, 1e-12), 1 - alpha)
     return np.where(counted >= trials, 1.0, bound)
 
 
@@ -70,12 +69,10 @@ def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, 
 
 
 def _binomial(trials: int, rate: float) -> Floats:
-    """Return Pr[B = 0 … trials]."""
     special = scipy_special()
     k = np.arange(trials + 1)
     log_choose = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
-    terms: Floats = np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate))
-    return terms
+    return np.asarray(np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate)))
 
 
 class ReleaseClaim(Protocol):
@@ -105,8 +102,7 @@ class PureClaim:
         with np.errstate(divide="ignore"):
             one = np.log(np.maximum(1 - fnr, 0) / fpr)
             other = np.log(np.maximum(1 - fpr, 0) / fnr)
-        least: Floats = np.maximum(np.maximum(one, other), 0)
-        return least
+        return np.asarray(np.maximum(np.maximum(one, other), 0))
 
     def epsilon(self, value: float, delta: float) -> float:  # noqa: ARG002 - holds at δ = 0
         return value
@@ -151,11 +147,14 @@ class TruncatedClaim:
 
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
         fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
-        found = np.zeros(np.broadcast(fpr, fnr).shape)
+        least = np.zeros(np.broadcast(fpr, fnr).shape)
+        growth = np.exp(_EPSILONS)
         for step in _STEPS:
-            possible = _most_told(self.value * step, self.rate, self.truncation, fpr, fnr)
-            found = np.where(possible, found, self.value * step)
-        return found
+            slack = 1 - _curve(self.value * step, self.rate, self.truncation)
+            one = fnr[..., None] >= slack - growth * fpr[..., None]
+            other = fpr[..., None] >= slack - growth * fnr[..., None]
+            least = np.where((one & other).all(axis=-1), least, self.value * step)
+        return least
 
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0:
@@ -171,17 +170,7 @@ _EPSILONS = np.concatenate((np.linspace(0, 4, 81), np.linspace(4.25, 12, 32)))
 @functools.lru_cache(maxsize=64)
 def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
     bound = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
-    curve: Floats = np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
-    return curve
-
-
-def _most_told(mu: float, rate: float, truncation: tuple[int, int], fpr: Floats, fnr: Floats) -> Any:
-    """Tell whether errors of at most these are possible under the claim of μ."""
-    slack = 1 - _curve(mu, rate, truncation)
-    growth = np.exp(_EPSILONS)
-    one = fnr[..., None] >= slack - growth * fpr[..., None]
-    other = fpr[..., None] >= slack - growth * fnr[..., None]
-    return (one & other).all(axis=-1)
+    return np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
 
 
 def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim:
@@ -197,21 +186,17 @@ def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim
 
 def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> ReleaseClaim:
     """Return what the accountant states of one message of this kind; infinite where it is not DP."""
-    if kind.truncation is None or kind.guarantee(adjacency).noise_multiplier is None:
-        return composed(_of_release(kind, adjacency), kind.mechanism.steps)
-    if kind.mechanism.steps > 1 or adjacency is not Adjacency.ZERO_OUT:
-        raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
-    multiplier = kind.guarantee(adjacency).noise_multiplier
-    assert multiplier is not None
-    return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
-
-
-def _of_release(kind: ReleaseKind, adjacency: Adjacency) -> PureClaim | GdpClaim:
-    guarantee = kind.guarantee(adjacency)
+    guarantee, steps = kind.guarantee(adjacency), kind.mechanism.steps
+    multiplier = guarantee.noise_multiplier
+    if kind.truncation is not None and multiplier is not None:
+        if steps > 1 or adjacency is not Adjacency.ZERO_OUT:
+            raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
+        return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
     if adjacency is not Adjacency.ZERO_OUT and kind.sampling_rate < 1:
         raise ValueError("sampled releases are audited under zero-out adjacency")
-    if guarantee.noise_multiplier is not None:
-        return GdpClaim(1 / guarantee.noise_multiplier, kind.sampling_rate)
-    if guarantee.epsilon is not None:
-        return PureClaim(amplify_zero_out(guarantee.epsilon, kind.sampling_rate))
-    return PureClaim(math.inf)
+    if multiplier is not None:
+        return composed(GdpClaim(1 / multiplier, kind.sampling_rate), steps)
+    epsilon = guarantee.epsilon
+    return composed(
+        PureClaim(math.inf if epsilon is None else amplify_zero_out(epsilon, kind.sampling_rate)), steps
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -111,7 +111,6 @@ class Altered(NoiseLaw):
 
 
 def silent(law: NoiseLaw) -> NoiseLaw:
-    """Return the law without noise."""
     return Altered(law, np.zeros_like)
 
 
@@ -119,12 +118,10 @@ Plant = Callable[[EdgeWorker], EdgeWorker]  # puts a defect into an edge
 
 
 def honest(worker: EdgeWorker) -> EdgeWorker:
-    """Plant nothing."""
     return worker
 
 
 def resized(mechanism: Mechanism, batch_size: int) -> Mechanism:
-    """Return a mechanism with another b."""
     sampler = mechanism.sampler.resized(mechanism.batch_size, batch_size)
     return replace(mechanism, batch_size=batch_size, sampler=sampler)
 
@@ -139,8 +136,7 @@ def streams_of(seed: int | None) -> CounterStreams:
 
 def unit(shape: Floats, norm: Norm) -> Floats:
     """Return a shape scaled to the length 1 in the norm that is clipped."""
-    scaled: Floats = shape / np.linalg.norm(shape, ord=1 if norm is Norm.L1 else 2)
-    return scaled
+    return np.asarray(shape / np.linalg.norm(shape, ord=1 if norm is Norm.L1 else 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,7 +155,6 @@ class Design:
 
     @property
     def sensitivity(self) -> float:
-        """ΔS = 2C/b."""
         return 2 * CLIP / self.mechanism.batch_size
 
     @property
@@ -237,10 +232,10 @@ class Design:
         made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
         return np.array(made, np.float64)
 
-    def game(self, name: str, rounds: int) -> Game:
+    def game(self, name: str, rounds: int, **how: Any) -> Game:
         """Return the game: the score is the likelihood ratio or what is learned, whichever does better at first."""
         aim = self.aim
-        return Game(
+        game = Game(
             name=name,
             claim=self.claim,
             worker=self.worker,
@@ -251,15 +246,16 @@ class Design:
             releases_per_round=self.releases,
             steer=self.path,
         )
+        return replace(game, **how)
 
     def threshold(self, name: str, rounds: int) -> Game:
         """Return the game of the likelihood ratio above a threshold that the first half chooses."""
-        return replace(self.game(name, rounds), learner=None)
+        return self.game(name, rounds, learner=None)
 
-    def likely(self, name: str, rounds: int) -> Game:
+    def likely(self, name: str, rounds: int, **how: Any) -> Game:
         """Return the game of the likelihood ratio, fixed: above 1 says "there"."""
-        return replace(self.game(name, rounds), learner=None, threshold=0.0)
+        return self.game(name, rounds, learner=None, threshold=0.0, **how)
 
     def exact(self, name: str, rounds: int) -> Game:
         """Return the game of exact coincidence, fixed: more with the canary's place than with the other."""
-        return replace(self.game(name, rounds), score=self.aim.exact, learner=None, threshold=0.5)
+        return self.game(name, rounds, score=self.aim.exact, learner=None, threshold=0.5)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +10,9 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.mechanism.clipping import CLIPPINGS, Clipping
 from common.transport.connection import MqttOptions
@@ -37,7 +33,7 @@ from experiments.reconstruction import (
     record_payloads,
 )
 from mapa.commands import options
-from mapa.output import note
+from mapa.output import console, note, print_json, print_wide
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
 
@@ -111,7 +107,7 @@ def attack_command(
     name, resolved = load_scenario(scenario, changes or [], seed=seed)
     if resolved.seed is None:
         name, resolved = load_scenario(scenario, changes or [], seed=0)
-    world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
+    world = World.of(resolved, options.data_dir_or_default(data_dir), say=note)
     shape = grey_shape(world.dataset)  # refused before hours of work
     pixels, paths = head_of(world.model).sees_pixels, []
     if from_payloads is not None:
@@ -127,7 +123,7 @@ def attack_command(
         cells = attack(
             world,
             epsilons=_numbers("epsilon", epsilon or ["0.01,0.1,1"]),
-            iterations=_whole("iterations", iterations or ["1,2000"]),
+            iterations=[int(t) for t in _numbers("iterations", iterations or ["1,2000"], whole=True)],
             batch_size=batch_size,
             releases=releases,
             laws=law or LAWS,
@@ -142,17 +138,16 @@ def attack_command(
         title, form = f"{what} from gradients of {batch_size} sample(s)", ".3g"
         report = {"scenario": name, "cells": rows}
     if as_json:
-        print(json.dumps({**report, "pictures": [str(p) for p in paths]}, indent=2, ensure_ascii=False))
+        print_json({**report, "pictures": [str(p) for p in paths]})
         return
     table = Table(title=title, box=box.SIMPLE)
     for column in rows[0]:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(_shown(value, form) for value in row.values()))
-    console = Console()
-    console.width = max(console.width, 100)
-    console.print(table)
-    console.print("\n".join(f"wrote {path}" for path in paths), highlight=False, soft_wrap=True)
+        texts = (format(value, form) if isinstance(value, float) else str(value) for value in row.values())
+        table.add_row(*("–" if text == "None" else text for text in texts))
+    print_wide(table)
+    console().print("\n".join(f"wrote {path}" for path in paths), highlight=False, soft_wrap=True)
 
 
 def _seen(
@@ -173,10 +168,6 @@ def _seen(
     return rows, pairs
 
 
-def _shown(value: object, form: str) -> str:
-    return "–" if value is None else format(value, form) if isinstance(value, float) else str(value)
-
-
 def _clipping(text: str) -> Clipping:
     names = CLIPPINGS.names
     allowed = [name for name in names if not CLIPPINGS.describe(name).made.extra]  # a count shows no image
@@ -194,21 +185,16 @@ def _floats(text: str) -> list[float] | None:
         return None
 
 
-def _numbers(key: str, texts: Sequence[str]) -> list[float]:
+def _numbers(key: str, texts: Sequence[str], *, whole: bool = False) -> list[float]:
     said, parts = f"{key} = {' '.join(texts)!r}", [_floats(text) for text in texts]
     if None in parts:
         raise ConfigurationError(f"{said}: must be numbers")
     numbers = [number for part in parts for number in part or ()]
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise ConfigurationError(f"{said}: must be finite and greater than 0")
+    if whole and not all(number.is_integer() for number in numbers):
+        raise ConfigurationError(f"{said}: must be whole numbers")
     return numbers
-
-
-def _whole(key: str, texts: Sequence[str]) -> list[int]:
-    numbers = _numbers(key, texts)
-    if not all(number.is_integer() for number in numbers):
-        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be whole numbers")
-    return [int(number) for number in numbers]
 
 
 def observe_command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -31,7 +30,7 @@ from experiments.audit.game import finite
 from experiments.harness import SWEEP_ENGINES
 from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
-from mapa.output import progress_console
+from mapa.output import print_json, progress_console
 from mapa.processes import interrupted_by_signals
 
 if TYPE_CHECKING:
@@ -73,7 +72,9 @@ def reproduce_command(
         list[str] | None,
         typer.Option(metavar="GLOB", help="run only matching lines, e.g. '*-lr-*'; repeatable"),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="parallel runs on this machine")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="parallel runs on this machine; default: one for each core")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="reuse finished runs from the cache, or run them again")
     ] = True,
@@ -145,7 +146,6 @@ def reproduce_command(
 
 
 def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
-    """Reproduce, print the verdicts, and return the exit code."""
     from experiments.reproduce.reproduction import reproduce
 
     console = progress_console()
@@ -162,7 +162,7 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
             }
             for one in outcome.judged
         ]
-        _print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
+        print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
     else:
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
@@ -176,7 +176,6 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
 
 
 def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
-    """Make the reference table, print it, and return the exit code."""
     console = Console(stderr=True)
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
@@ -185,10 +184,9 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
             {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
             for row in table.audited
         ]
-        found = {"looks_at_held_out": table.looks, "audited": audited}
-        _print_json(
-            {"size": order.size, "rows": [asdict(row) for row in table.rows], **_common(table), **found}
-        )
+        rows = [asdict(row) for row in table.rows]
+        report = {"size": order.size, "rows": rows, **_common(table)}
+        print_json({**report, "looks_at_held_out": table.looks, "audited": audited})
     else:
         print(table.files[1].read_text(encoding="utf-8"))
         counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
@@ -202,10 +200,6 @@ def _common(outcome: Reproduction | ReferenceTable) -> dict[str, Any]:
     files = [os.fspath(path) for path in outcome.files]
     counts = {"runs": outcome.runs, "cached": outcome.cached}
     return {"failures": outcome.failures, **counts, "files": files}
-
-
-def _print_json(report: dict[str, Any]) -> None:
-    print(json.dumps(report, indent=2, ensure_ascii=False))
 
 
 def _print_failures(console: Console, failures: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.harness import deviation
 from experiments.harness import percent as percent_of
-from experiments.reproduce.catalogue import FinishedPoint, Results, catalogue
+from experiments.reproduce.catalogue import FinishedPoint, Results, Threshold, catalogue
 from mapa.scenario_files import load_scenario
 from mapa.scenario_patterns import PREFIX
 
@@ -64,6 +64,7 @@ class Verdict(Enum):
 
 
 _OURS = {Verdict.REPRODUCED: "holds", Verdict.NOT: "does not hold"}
+_MARKS = {True: "", False: " ✗", None: " ?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,6 @@ class Case:
     @property
     def words(self) -> str:
         return f"{self.label} {self.numbers}{_MARKS[self.holds]}"
-
-
-_MARKS = {True: "", False: " ✗", None: " ?"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,6 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A claim with what became of it."""
-
     claim: FigureClaim
     judgement: Judgement
 
@@ -118,15 +114,10 @@ def by_cases(cases: Sequence[Case]) -> Judgement:
     """All cases hold: reproduced; none: not; else partly. What failed is to be explained."""
     if not cases:
         return Judgement(Verdict.NOT_RUN, "no run decides it")
-    failed = [case for case in cases if case.holds is False]
-    held = sum(case.holds is True for case in cases)
-    undecided = len(cases) - held - len(failed)
+    held, failed, undecided = (sum(case.holds is kind for case in cases) for kind in (True, False, None))
+    verdict = Verdict.PARTLY if held else Verdict.NOT if failed else Verdict.UNDECIDED
     if held == len(cases):
         verdict = Verdict.REPRODUCED
-    elif held:
-        verdict = Verdict.PARTLY
-    else:
-        verdict = Verdict.NOT if failed else Verdict.UNDECIDED
     summary = f"holds in {held} of {len(cases)}" + (f", undecided in {undecided}" if undecided else "")
     return Judgement(verdict, summary, tuple(cases), explain=bool(failed))
 
@@ -144,7 +135,6 @@ def above(value: float, margin: float, uncertain: float) -> bool | None:
 
 
 def ahead(a: Sequence[float], b: Sequence[float]) -> bool | None:
-    """Tell whether a is more accurate than b."""
     return above(mean(a) - mean(b), TIE, doubt(a, b))
 
 
@@ -167,8 +157,8 @@ def claims() -> list[FigureClaim]:
 
 def judge(claim: FigureClaim, results: Results) -> Judgement:
     """Call the claim's judge, which yields cases, or judges them itself."""
-    judged: Judgement | Iterable[Case] = globals()[claim.judge](results, **claim.given)
-    return judged if isinstance(judged, Judgement) else by_cases(list(judged))
+    said: Judgement | Iterable[Case] = globals()[claim.judge](results, **claim.given)
+    return said if isinstance(said, Judgement) else by_cases(list(said))
 
 
 def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:
@@ -182,9 +172,8 @@ def covered(claim: FigureClaim, judgement: Judgement) -> Judgement:
     if not judgement.cases or len(judgement.cases) >= claim.cases:
         return judgement
     verdict = Verdict.PARTLY if judgement.verdict is Verdict.REPRODUCED else judgement.verdict
-    return replace(
-        judgement, verdict=verdict, summary=f"{judgement.summary} (the claim covers {claim.cases})"
-    )
+    summary = f"{judgement.summary} (the claim covers {claim.cases})"
+    return replace(judgement, verdict=verdict, summary=summary)
 
 
 def percent(values: Sequence[float]) -> str:
@@ -228,7 +217,6 @@ def is_more_accurate(
 
 
 def _places(results: Results, experiment: str) -> list[tuple[str, float]]:
-    """Return every panel with every x at which anything was run in it."""
     return [(p, x) for p in results.panels(experiment) for x in results.xs(experiment, panel=p)]
 
 
@@ -249,16 +237,11 @@ def attack_shows(
 ) -> Iterator[Case]:
     """Judge whether all images are blurred at some ε, and some are restored at others."""
     for panel in results.panels("attack"):
-        likenesses = {
-            epsilon: [
-                r
-                for entry in results.of("attack", panel=panel)
-                for cell in entry.result.cells or []
-                if cell["law"] == law and cell["epsilon"] == epsilon
-                for r in cell["correlations"]  # |r| between image and reconstruction, of each release
-            ]
-            for epsilon in (*blurred, *restored)
-        }
+        likenesses: dict[float, list[float]] = {epsilon: [] for epsilon in (*blurred, *restored)}
+        for entry in results.of("attack", panel=panel):
+            for cell in entry.result.cells or []:
+                if cell["law"] == law and cell["epsilon"] in likenesses:
+                    likenesses[cell["epsilon"]] += cell["correlations"]  # |r| of image and reconstruction
         for epsilon, values in likenesses.items() if all(likenesses.values()) else ():
             words = "all blurred" if epsilon in blurred else "some restored"
             seen = f"{sum(r > RESTORED for r in values)} of {len(values)} restored"
@@ -269,31 +252,32 @@ def attack_shows(
 
 def bounds_matter_to_audp(results: Results) -> Iterator[Case]:
     good = results.finals("norms", variant="audp-3")
-    for other in ("15", "0.2"):
-        finals = results.finals("norms", variant=f"audp-{other}")
-        if good and finals:
-            yield Case(f"bound {other} below 3", ahead(good, finals), versus(finals, good))
+    for bound in ("15", "0.2"):
+        if good and (finals := results.finals("norms", variant=f"audp-{bound}")):
+            yield Case(f"bound {bound} below 3", ahead(good, finals), versus(finals, good))
+
+
+def _by_first_bound(results: Results) -> dict[float, list[float]]:
+    finals = {bound: results.finals("norms", variant=f"mapa-{bound:g}") for bound in FIRST_BOUNDS}
+    return {bound: values for bound, values in finals.items() if values}
 
 
 def first_bound_does_not_matter_to_mapa(results: Results) -> Iterator[Case]:
-    finals = {bound: results.finals("norms", variant=f"mapa-{bound:g}") for bound in FIRST_BOUNDS}
-    if all(finals.values()):
+    finals = _by_first_bound(results)
+    if len(finals) == len(FIRST_BOUNDS):
         yield Case("first bounds", alike(list(finals.values()), NEAR), _each(finals))
 
 
 def mapa_comes_near_audp(results: Results) -> Iterator[Case]:
     best = results.finals("norms", variant="audp-3")
-    for bound in FIRST_BOUNDS:
-        finals = results.finals("norms", variant=f"mapa-{bound:g}")
-        if best and finals:
-            yield Case(f"from {bound:g}", not_behind(finals, best), versus(finals, best))
+    for bound, finals in _by_first_bound(results).items() if best else ():
+        yield Case(f"from {bound:g}", not_behind(finals, best), versus(finals, best))
 
 
 def gradient_norms_fall(results: Results) -> Iterator[Case]:
     for entry in results.of("norms", variant="asgd"):
-        norms = (entry.result.norms or {}).get("mean", [])
-        tenth = max(1, len(norms) // 10)
-        if norms:
+        if norms := (entry.result.norms or {}).get("mean"):
+            tenth = max(1, len(norms) // 10)
             first, last = mean(norms[:tenth]), mean(norms[-tenth:])
             yield Case(f"seed {entry.point.seed}", last < first, f"{first:.2f} → {last:.2f}")
 
@@ -311,9 +295,10 @@ def accuracy_rises_with_epsilon(results: Results) -> Iterator[Case]:
     for panel in results.panels("accuracy"):
         xs = results.xs("accuracy", panel=panel)
         for variant in ("mapa", "audp") if len(xs) > 1 else ():
-            curve = _curve(results, "accuracy", panel, variant)
-            if xs[0] in curve and xs[-1] in curve:
-                low, high = curve[xs[0]], curve[xs[-1]]
+            low, high = (
+                results.finals("accuracy", panel=panel, variant=variant, x=x) for x in (xs[0], xs[-1])
+            )
+            if low and high:
                 label = f"{results.title(panel)} {variant.upper()}"
                 yield Case(label, ahead(high, low), f"{percent(low)} → {percent(high)}")
 
@@ -324,8 +309,8 @@ def lead_is_larger_at_small_epsilon(results: Results) -> Iterator[Case]:
         if len(leads) > 1:
             (low, small, off), (high, large, off_too) = leads[0], leads[-1]
             words = f"{100 * small:+.1f} at ε={low:g}, {100 * large:+.1f} at {high:g}"
-            larger = above(small - large, TIE, math.hypot(off, off_too))
-            yield Case(results.title(panel), False if small <= TIE else larger, words)
+            larger = small > TIE and above(small - large, TIE, math.hypot(off, off_too))
+            yield Case(results.title(panel), larger, words)
 
 
 def lead_is_as_large_as_said(results: Results) -> Iterator[Case]:
@@ -347,31 +332,36 @@ def mapa_comes_near_asgd(results: Results) -> Iterator[Case]:
 # -- iterations to convergence against K -------------------------------------------------------------
 
 
-def _iterations_to(
-    results: Results, panel: str, variant: str, edges: float, threshold: float
-) -> float | None:
-    """Return the mean over seeds of the updates needed; inf where a seed did not get there; None: not run."""
-    entries = results.of("convergence", panel=panel, variant=variant, x=edges)
-    reached = [entry.result.reached(threshold) for entry in entries]
-    return mean([math.inf if t is None else float(t) for t in reached]) if reached else None
-
-
 def horizon(results: Results, panel: str) -> int:
     """Return the last update of the panel's longest run."""
     return max((entry.result.t[-1] for entry in results.of("convergence", panel=panel)), default=0)
 
 
 @dataclass(frozen=True, slots=True)
-class CountRange:
-    """What counts of updates can be: windows of evaluations end at `floor` at the earliest, runs at `last`."""
+class Counts:
+    """Updates that the lines of a panel need: windows of evaluations end at `floor` at the earliest, runs at `last`."""
 
-    floor: float
-    last: int
+    results: Results
+    panel: str
 
-    @classmethod
-    def of(cls, results: Results, panel: str) -> CountRange:
-        floors = [entry.result.floor for entry in results.of("convergence", panel=panel)]
-        return cls(min((floor for floor in floors if floor is not None), default=0), horizon(results, panel))
+    @property
+    def last(self) -> int:
+        return horizon(self.results, self.panel)
+
+    @property
+    def floor(self) -> float:
+        floors = [entry.result.floor for entry in self.results.of("convergence", panel=self.panel)]
+        return min((floor for floor in floors if floor is not None), default=0)
+
+    @property
+    def threshold(self) -> Threshold:
+        return catalogue().thresholds()[self.panel]
+
+    def needed(self, variant: str, edges: float, loss: float | None = None) -> float | None:
+        """Return the mean over seeds; inf where a seed did not get there; None: not run."""
+        entries = self.results.of("convergence", panel=self.panel, variant=variant, x=edges)
+        reached = [entry.result.reached(self.threshold.taken if loss is None else loss) for entry in entries]
+        return mean([math.inf if t is None else float(t) for t in reached]) if reached else None
 
     def words(self, value: float) -> str:
         if math.isinf(value):
@@ -381,13 +371,9 @@ class CountRange:
 
 def iterations_rise_with_edges(results: Results) -> Iterator[Case]:
     for panel in results.panels("convergence"):
-        counts, taken = CountRange.of(results, panel), catalogue().thresholds()[panel].taken
+        counts, xs = Counts(results, panel), results.xs("convergence", panel=panel)
         for variant in ("mapa", "audp", "asgd"):
-            needed = [
-                _iterations_to(results, panel, variant, x, taken)
-                for x in results.xs("convergence", panel=panel)
-            ]
-            values = [value for value in needed if value is not None]
+            values = [value for x in xs if (value := counts.needed(variant, x)) is not None]
             if len(values) < 2 or all(map(math.isinf, values)):
                 continue  # it never got there, whatever K
             rising = all(a <= b for a, b in pairwise(values)) and values[0] < values[-1]
@@ -397,10 +383,8 @@ def iterations_rise_with_edges(results: Results) -> Iterator[Case]:
 
 def csgd_needs_fewest(results: Results) -> Iterator[Case]:
     for panel, x in _places(results, "convergence"):
-        counts, taken = CountRange.of(results, panel), catalogue().thresholds()[panel].taken
-        alone, *others = (
-            _iterations_to(results, panel, variant, x, taken) for variant in ("csgd", "mapa", "audp", "asgd")
-        )
+        counts = Counts(results, panel)
+        alone, *others = (counts.needed(variant, x) for variant in ("csgd", "mapa", "audp", "asgd"))
         least = min((value for value in others if value is not None), default=None)
         if alone is not None and least is not None and not math.isinf(alone):
             words = f"{counts.words(alone)} against {counts.words(least)}"
@@ -421,11 +405,10 @@ def needs_fewer_updates(
     cases = []
     asked = shown = undecided = 0
     for panel, x in _places(results, "convergence"):
-        counts, known = CountRange.of(results, panel), catalogue().thresholds()[panel]
+        counts = Counts(results, panel)
+        known = counts.threshold
         for threshold in dict.fromkeys((known.taken, known.paper)):
-            ours, theirs = (
-                _iterations_to(results, panel, variant, x, threshold) for variant in ("mapa", than)
-            )
+            ours, theirs = (counts.needed(variant, x, threshold) for variant in ("mapa", than))
             if ours is None or theirs is None or (math.isinf(ours) and math.isinf(theirs)):
                 continue
             ratio = min(theirs, counts.last) / min(ours, counts.last)
@@ -446,10 +429,10 @@ def needs_fewer_updates(
     summary = f"{judged.summary}; at least {factor:g} times at K = {where}: shown in {shown} of {asked}"
     summary += f", undecided in {undecided}, where the rival did not converge within T" if undecided else ""
     verdict = judged.verdict
-    if verdict is Verdict.REPRODUCED and shown < asked:
-        verdict = Verdict.PARTLY
     if shown == undecided == 0:
         verdict = Verdict.NOT
+    elif verdict is Verdict.REPRODUCED and shown < asked:
+        verdict = Verdict.PARTLY
     return Judgement(verdict, summary, judged.cases, explain=verdict is not Verdict.REPRODUCED)
 
 
@@ -457,10 +440,7 @@ def needs_fewer_updates(
 
 
 def by_value(results: Results, key: str) -> dict[float, list[FinishedPoint]]:
-    """Return the runs of one parameter's panel."""
-    entries = results.of("sensitivity", sweep=key)
-    xs = sorted({e.point.x for e in entries if e.point.x})
-    return {x: [e for e in entries if e.point.x == x] for x in xs}
+    return {x: results.of("sensitivity", sweep=key, x=x) for x in results.xs("sensitivity", sweep=key)}
 
 
 def _learned(results: Results, key: str) -> dict[float, list[float]]:
@@ -484,27 +464,20 @@ def batch_and_smoothness_matter_little(results: Results) -> Iterator[Case]:
     for symbol, key, larger_is_faster in (("b", "batch_size", True), ("L", "algorithm.smoothness", False)):
         if finals := _learned(results, key):
             slow, fast = sorted((min(finals), max(finals)), reverse=not larger_is_faster)
-            early = {x: mean(map(_early, by_value(results, key)[x])) for x in (fast, slow)}
+            entries = by_value(results, key)
+            early = {x: mean(entry.result.after_a_quarter for entry in entries[x]) for x in (fast, slow)}
             numbers = f"early {100 * early[fast]:.1f} : {100 * early[slow]:.1f} %"
             sooner = above(early[fast] - early[slow], TIE, ONE_SEED)
             yield Case(f"{symbol} {fast:g} faster than {slow:g}", sooner, numbers)
             yield Case(f"{symbol} ends alike", alike(list(finals.values()), ROBUST), _each(finals))
 
 
-def _early(entry: FinishedPoint) -> float:
-    """Return the accuracy after a quarter of T."""
-    result = entry.result
-    return next(a for t, a in zip(result.t, result.accuracy, strict=True) if t >= result.t[-1] / 4)
-
-
 def sensitive_to_epsilon_and_theta(results: Results) -> Iterator[Case]:
-    for key, label, raises in (
-        ("privacy.epsilon", "ε raises it", True),
-        ("algorithm.theta", "larger θ lowers it", False),
-    ):
+    better = {"privacy.epsilon": ("ε raises it", max), "algorithm.theta": ("larger θ lowers it", min)}
+    for key, (label, best) in better.items():
         if finals := _learned(results, key):
-            low, high = finals[min(finals)], finals[max(finals)]
-            yield Case(label, ahead(high, low) if raises else ahead(low, high), _each(finals))
+            worst = min if best is max else max
+            yield Case(label, ahead(finals[best(finals)], finals[worst(finals)]), _each(finals))
 
 
 # -- beyond the paper: bounds chosen for AUDP, synchronous rounds ------------------------------------
@@ -540,7 +513,6 @@ def mapa_needs_no_tuning(results: Results) -> Iterator[Case]:
 
 
 def bound_of(line: str) -> float:
-    """Return the clipping bound of a figure's line."""
     _, scenario = load_scenario(f"{PREFIX}{line}")
     assert scenario.algorithm.first_clip is not None
     return scenario.algorithm.first_clip

@@ -51,9 +51,7 @@ _PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 def rows_of(results: Results, experiment: str) -> list[Row]:
     """Return one row for each line, engine and x, means over the seeds."""
     if experiment == "attack":
-        return [
-            _attack_row(entry, cell) for entry in results.of("attack") for cell in entry.result.cells or []
-        ]
+        return [_attack_row(e, cell) for e in results.of("attack") for cell in e.result.cells or []]
     groups: dict[tuple[object, ...], list[FinishedPoint]] = {}
     for entry in results.of(experiment):
         p = entry.point
@@ -147,15 +145,13 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return a table; cells that some rows lack are empty."""
     columns = columns_of(rows)
     return markdown_table(columns, [[row.get(column, "") for column in columns] for row in rows]) + "\n"
 
 
 def run_as(results: Results, experiment: str) -> str:
     """Return how the runs of an experiment were made, e.g. `containers`."""
-    kinds = {e.point.run_as for e in results.entries if e.point.experiment == experiment}
-    return " and ".join(sorted(kinds)) or "not run"
+    return " and ".join(sorted({e.point.run_as for e in results.of(experiment)})) or "not run"
 
 
 def conventions(results: Results) -> list[str]:
@@ -198,8 +194,6 @@ def _git(root: Path, *words: str) -> str | None:
 
 @dataclass(slots=True)
 class ReportContent:
-    """Everything the report tells."""
-
     command: str
     size: str
     seconds: float
@@ -213,7 +207,6 @@ class ReportContent:
 
 
 def write_report(content: ReportContent, folder: Path) -> list[Path]:
-    """Write report.html, report.md, and the tables as CSV."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     tables = {one.name: rows_of(content.results, one.name) for one in content.experiments}
     texts = {"report.html": _page(content, tables), "report.md": _markdown(content, tables)}
@@ -229,15 +222,13 @@ def write_report(content: ReportContent, folder: Path) -> list[Path]:
 
 def counted(judged: Sequence[Judged]) -> str:
     """Return how many claims came out how, the paper's and ours apart."""
-    sentences = []
+    sentences, order = [], list(Verdict)
     for ours, whose in ((False, "The paper's claims"), (True, "Our own questions")):
-        words = []
-        for verdict in Verdict:
-            some = [
-                one.words for one in judged if one.claim.ours is ours and one.judgement.verdict is verdict
-            ]
-            if some:
-                words.append(f"{len(some)} {_PLURAL.get(some[0], some[0]) if len(some) > 1 else some[0]}")
+        some = [one for one in judged if one.claim.ours is ours]
+        counts = Counter(
+            one.words for one in sorted(some, key=lambda one: order.index(one.judgement.verdict))
+        )
+        words = [f"{n} {_PLURAL.get(word, word) if n > 1 else word}" for word, n in counts.items()]
         sentences += [f"{whose}: {', '.join(words)}."] if words else []
     return " ".join(sentences)
 
@@ -290,10 +281,8 @@ def _section(content: ReportContent, experiment: Experiment, rows: Sequence[Row]
             yield f"<p><img alt='{alt}' src='data:image/png;base64,{code}'></p>"
     if rows:
         columns = columns_of(rows)
-        body = "\n".join(
-            f"<tr>{_cells(escape(row.get(column, '')) for column in columns)}</tr>" for row in rows
-        )
-        table = _table(map(escape, columns), body)
+        lines = ([escape(row.get(column, "")) for column in columns] for row in rows)
+        table = _table(map(escape, columns), "\n".join(f"<tr>{_cells(line)}</tr>" for line in lines))
         yield f"<details><summary>Numbers ({len(rows)} rows)</summary>{table}</details>"
     else:
         yield "<p>No result.</p>"

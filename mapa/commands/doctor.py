@@ -63,6 +63,7 @@ _ABOUT = {
     "containers": "mapa containers",
     "dashboard": "mapa dashboard",
     "metrics": "--metrics-port: an endpoint for Prometheus",
+    "identity": "mapa certs, and mapa edge --enrol",
     "tensorboard": "mapa export --to tensorboard",
     "mlflow": "mapa export --to mlflow",
     "browser": "tests and pictures of the page in Chromium",

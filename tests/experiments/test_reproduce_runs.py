@@ -50,12 +50,11 @@ def test_a_run_that_diverges_on_the_testbed_is_a_result(tmp_path: Path) -> None:
     steep = ("algorithm.name=constant", "algorithm.rate=1e30", "algorithm.first_clip=1e-9")
     changes = (*calm.changes, *steep)
     _, scenario = load_scenario(calm.file, changes, seed=calm.seed)
-    found = run_live(
-        replace(calm, changes=changes, scenario=scenario), data_dir=NOWHERE, runs=tmp_path / "runs"
-    )
-    assert 0 < found.t[-1] < scenario.iterations
-    assert found.loss[-1] is None
-    assert 0 <= found.final <= 1
+    point = replace(calm, changes=changes, scenario=scenario)
+    result = run_live(point, data_dir=NOWHERE, runs=tmp_path / "runs")
+    assert 0 < result.t[-1] < scenario.iterations
+    assert result.loss[-1] is None
+    assert 0 <= result.final <= 1
 
 
 def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
 ) -> None:
     def fail(work: Any, tasks: Sequence[Any], **_: Any) -> Iterator[Done[Any, Any]]:  # noqa: ARG001
         for task in tasks:
-            yield Done(task, error=f"ValueError: {task.points[0].key}")
+            yield Done(task, error=f"ValueError: {next(iter(task.labels))}")
 
     monkeypatch.setattr(harness, "sweep", fail)
     some = points("quick", "stragglers")
@@ -200,15 +199,9 @@ def test_a_result_survives_the_cache_and_a_damaged_or_other_one_is_made_again(tm
     file.write_text(text[:-9], encoding="utf-8")
     assert cache.get(kept.key) is None
     wrong: list[dict[str, Any]] = [
-        {**fields, "format": 0},
-        {**fields, "colour": "red"},
         {**fields, "staleness": [1]},
         {**fields, "clips": [1]},
-        {**fields, "key": "another"},
-        *(
-            {name: value for name, value in fields.items() if name != one}
-            for one in ("staleness", "clips", "t")
-        ),
+        {name: value for name, value in fields.items() if name != "t"},
     ]
     for values in wrong:
         file.write_text(json.dumps(values), encoding="utf-8")
@@ -250,7 +243,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a run, or a look for a Docker engine")
 
     monkeypatch.setattr(harness, "sweep", no_task)
-    monkeypatch.setattr(reproduction, "run_task", never)
+    monkeypatch.setattr(runs, "run_points", never)
     monkeypatch.setattr(reproduction, "lacking_here", never)
 
 
