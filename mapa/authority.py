@@ -179,10 +179,16 @@ class Authority:
         return _read_register(self._register_file)
 
     @contextmanager
-    def _changed(self) -> Iterator[Register]:
-        """Lend the register to one writer at a time; it is written where nothing was raised."""
+    def locked(self) -> Iterator[None]:
+        """Keep other writers out, in this process and in others; not to be entered twice."""
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _changed(self) -> Iterator[Register]:
+        """Lend the register to one writer at a time; it is written where nothing was raised."""
+        with self.locked():
             register = self.register()
             yield register
             _write_register(self._register_file, register)

@@ -112,8 +112,11 @@ def issue_server(folder: Path, authority: Authority) -> None:
 
 
 def write_revocations(folder: Path, authority: Authority) -> None:
-    for issuer in ("edges", "services"):
-        write_private(folder / f"{issuer}.crl", authority.revocations(issuer))
+    """Write the lists of what was revoked; of several writers the last one knows all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with authority.locked():
+        for issuer in ("edges", "services"):
+            write_private(folder / f"{issuer}.crl", authority.revocations(issuer))
 
 
 def write_passwords(path: Path, passwords: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from mapa.authority import Authority, Role, new_key, signing_request
+from mapa.broker_files import write_revocations
 from mapa.enrolment import EnrolmentServer, Token, enrol
 
 HOUR = timedelta(hours=1)
@@ -138,6 +139,25 @@ def test_certificates_issued_at_once_are_all_in_the_register(authority: Authorit
     assert sorted(entry.name for entry in authority.register().entries) == [
         f"lab-{number}" for number in range(8)
     ]
+
+
+def test_whatever_was_revoked_meanwhile_stays_in_the_brokers_list(
+    authority: Authority, tmp_path: Path
+) -> None:
+    names = [f"lab-{number}" for number in range(6)]
+    for name in names:
+        authority.issue(name, Role.EDGE)
+
+    def revoke(name: str) -> None:
+        Authority(authority.folder).revoke(name)
+        write_revocations(tmp_path / "broker", Authority(authority.folder))
+
+    threads = [threading.Thread(target=revoke, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(x509.load_pem_x509_crl((tmp_path / "broker" / "edges.crl").read_bytes()))) == len(names)
 
 
 def test_keys_and_the_register_are_their_owners_alone(authority: Authority, tmp_path: Path) -> None:
