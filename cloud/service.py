@@ -369,11 +369,10 @@ class CloudService:
                 self._warn(f"{effect.edge_id}: gradient {effect.sequence} refused: {why}")
 
     def _send_model(self, topic: str, effect: SendModel) -> None:
-        if self._publish_model(topic, effect):
-            if self.models.waiting:
-                self.models.forget(topic)  # an older one
-            return
+        """Send a model; where some wait for room or a connection it waits behind them, or fast edges starve others."""
         if not self.models.waiting:
+            if self._publish_model(topic, effect):
+                return
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(
                 f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
