@@ -167,7 +167,7 @@ class History:
         self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NO_EDGE
     ) -> None:
         if not self._finished:
-            (self._log or self.log).append(Entry(kind, server.t, seconds, edge_id, body))
+            (self._log or self.log).append(kind, server.t, seconds, edge_id, body)
 
 
 def _kind_of(judged: Judged) -> Kind:

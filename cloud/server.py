@@ -27,6 +27,7 @@ from common.messages import (
     Hello,
     Leave,
     SendModel,
+    quick,
 )
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
@@ -329,7 +330,7 @@ class CloudServer:
                 longest += terms.regular_part(account.law, sensitivity, self.longest)
             if not (length(gradient) if norm is None else norm) <= longest:  # NaN fails too
                 refusal = "norm"
-        return JudgedGradient(arrived, account, refusal, stage, True, True)
+        return quick(JudgedGradient, (arrived, account, refusal, stage, True, True))
 
     def _has_news_for(self, account: EdgeAccount) -> bool:
         """Return whether the model that a repeated gradient is answered with is another than was sent last."""
@@ -365,10 +366,11 @@ class CloudServer:
         schedule, t, edge, terms = self.schedule, self.t, account.index, self.terms
         assert schedule is not None
         staleness = t - version
-        update = Update(
-            gradient, t, version, staleness, edge, account.law, account.moment, stage, sensitivity
+        law, moment = account.law, account.moment
+        x, following = schedule.apply(
+            self.model,
+            quick(Update, (gradient, t, version, staleness, edge, law, moment, stage, sensitivity)),
         )
-        x, following = schedule.apply(self.model, update)
         self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
         self.schedule = following
         if staleness > self.tau_seen:
@@ -376,8 +378,9 @@ class CloudServer:
         account.last_sequence = sequence
         account.applied += 1
         self.t = t + 1
-        applied = GradientApplied(edge, edge_id, sequence, version, t, staleness, stage, sensitivity)
-        effects: list[Effect] = [applied]
+        effects: list[Effect] = [
+            quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
+        ]
         if terms.evaluate_every and t % terms.evaluate_every == 0:
             effects.append(messages.EvaluationDue(t, self.stage, following.result(self.model)))
         if t >= terms.iterations:
@@ -403,9 +406,8 @@ class CloudServer:
         t, model = self.t, self.model
         sensitivity = schedule.sensitivity_for(t, account.index, account.law)
         account.sent_models.sent(t, self.stage, sensitivity)
-        return SendModel(
-            account.edge_id, t, sensitivity, account.last_sequence, model, self.incarnation, norm
-        )
+        last = account.last_sequence
+        return quick(SendModel, (account.edge_id, t, sensitivity, last, model, self.incarnation, norm))
 
     def _stage_opened(self, *, reopened: bool) -> Iterator[messages.StageOpened]:
         schedule = self.schedule
