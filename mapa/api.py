@@ -24,14 +24,12 @@ from common.algorithms import description_of
 from common.datasets.catalogue import data_directory
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
-from common.mechanism.clipping import CLIPPINGS
-from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import SAMPLERS
 from common.metrics import Metric
 from common.models.features import user_cache
 from common.own_code import CODE_KEYS, given_objects
 from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.scenario import Scenario as CheckedScenario
+from mapa.budget import mechanism_asked_for
 from mapa.cloud_run import Setting
 from mapa.output import note
 from mapa.process_run import run_in_processes
@@ -303,8 +301,7 @@ def calibrate(
     `releases` are the noised gradients of one edge (with local steps, messages × E), `shard_size` is its number of
     records, `largest_batch` goes with sampler = "truncated-poisson". As `mapa calibrate`.
     """
-    drawn = SAMPLERS.make(sampler, {} if largest_batch is None else {"largest_batch": largest_batch})
-    mechanism = Mechanism(None, batch_size, drawn, CLIPPINGS.make(clipping, {}))
+    mechanism = mechanism_asked_for(batch_size, sampler, clipping, largest_batch)
     budget = Budget(total_epsilon, total_delta)
     with kept_in(user_cache()):
         return least_multiplier(budget, mechanism, releases=releases, shard_size=shard_size)

@@ -13,6 +13,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent
 from common.accounting.total import Total, total, total_of_records
 from common.mechanism.guarantee import Adjacency
+from mapa.output import rounded_up
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -204,7 +205,7 @@ def _ranked(keys: Mapping[Key, GaussianReleases], delta: float, quick: bool) -> 
     bounds: dict[Key, float] = {}
     for key, of in keys.items():
         rate = cuts[bisect.bisect_left(cuts, of.rate)]
-        bounds[key] = gaussian.rdp([GaussianReleases(of.noise_multiplier, rate, of.count)], delta)
+        bounds[key] = gaussian.rdp(GaussianReleases(of.noise_multiplier, rate, of.count), delta)
     order = sorted(keys, key=bounds.__getitem__, reverse=True)
     exact: dict[Key, Total] = {order[-1]: total(order[-1], delta, quick=quick)}
     largest = 0.0
@@ -272,9 +273,9 @@ def _words(statement: Statement) -> Iterator[str]:
         subject = f"For {other} edge with at least {worst.of.kind.shard_size} records: each of them"
         bound = "at most "
     yield (
-        f"{subject} {verb} protected with {bound}(ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out"
-        f" adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all gradients"
-        f" {seen}."
+        f"{subject} {verb} protected with {bound}(ε = {rounded_up(whole.epsilon)}, δ = {whole.delta:g})-DP under"
+        f" zero-out adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all"
+        f" gradients {seen}."
     )
     if whole.epsilon >= LITTLE:
         yield f"An ε of {LITTLE:g} or more gives little protection."
@@ -293,7 +294,7 @@ def _words(statement: Statement) -> Iterator[str]:
         )
     beside = ""
     if whole.replace_one is not None:
-        beside = f"; under replace-one adjacency ε = {_number(whole.replace_one)}"
+        beside = f"; under replace-one adjacency ε = {rounded_up(whole.replace_one)}"
     yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
@@ -395,12 +396,4 @@ def _cell(figure: float | None, edge: EdgeStatement) -> str:
         return "∞"
     if figure is None:
         return "–"
-    return f"≤ {_number(figure)}" if edge.of.at_least or not edge.exact else _number(figure)
-
-
-def _number(epsilon: float) -> str:
-    """Round up, so that the printed ε is still an upper bound."""
-    if epsilon == 0:
-        return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
-    return f"{math.ceil(epsilon * scale - 1e-9) / scale:.10g}"
+    return f"≤ {rounded_up(figure)}" if edge.of.at_least or not edge.exact else rounded_up(figure)

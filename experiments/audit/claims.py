@@ -129,7 +129,7 @@ class GdpClaim:
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0 or math.isinf(value):
             return max(value, 0.0)
-        return pld([GaussianReleases(1 / value, self.rate, 1)], delta, Adjacency.ZERO_OUT)
+        return pld(GaussianReleases(1 / value, self.rate, 1), delta, Adjacency.ZERO_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class TruncatedClaim:
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0:
             return 0.0
-        return pld([GaussianReleases(1 / value, self.rate, 1, self.truncation)], delta, Adjacency.ZERO_OUT)
+        return pld(GaussianReleases(1 / value, self.rate, 1, self.truncation), delta, Adjacency.ZERO_OUT)
 
 
 _STEPS = (0.25, 0.5, 0.8, 1.02, 1.2, 1.5, 2.0)  # of the claimed μ; what is refuted at one is refuted below it
@@ -169,8 +169,8 @@ _EPSILONS = np.concatenate((np.linspace(0, 4, 81), np.linspace(4.25, 12, 32)))
 
 @functools.lru_cache(maxsize=64)
 def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
-    bound = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
-    return np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
+    sides = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
+    return np.array([max(losses.delta(epsilon) for losses in sides) for epsilon in _EPSILONS])
 
 
 def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim:

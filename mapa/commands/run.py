@@ -9,14 +9,9 @@ from typing import Annotated
 
 import typer
 
-from mapa.brokers import private
-from mapa.cloud_run import EXIT_CODES, Setting
 from mapa.commands import options
-from mapa.commands.dashboard import page_beside
 from mapa.commands.options import ScenarioOptions
 from mapa.output import is_quiet, note, progress_console, say
-from mapa.process_run import run_in_processes
-from mapa.run_view import report, view_for
 
 
 def run_command(
@@ -44,6 +39,12 @@ def run_command(
     ] = False,
 ) -> None:
     """Train with a broker, a cloud and edge processes on this machine."""
+    from mapa.brokers import private  # the help needs none of these
+    from mapa.cloud_run import EXIT_CODES, Setting
+    from mapa.commands.dashboard import page_beside
+    from mapa.process_run import run_in_processes
+    from mapa.run_view import report, view_for
+
     name, resolved = changed.load(scenario)
     private(broker)  # an address that is none ends here
     data = options.data_dir_or_default(data_dir)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import dp_accounting
@@ -10,6 +9,7 @@ import pytest
 
 from common.accounting import gaussian
 from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_messages
+from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -21,12 +21,9 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT, truncated
+from tests.mechanism_support import release_kind as kind
 
 BUDGET = Budget(2.0, 1e-5)
-
-
-def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampler = POISSON) -> ReleaseKind:
-    return ReleaseKind(Mechanism(law, b, sampling), n)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +111,8 @@ def test_a_budget_beyond_what_pld_is_asked_for_never_asks_pld_there(
     """At ε = 1000 one question takes PLD minutes, and `total` would not ask it: nor does the calibration."""
     asked: list[float] = []
 
-    def pld(groups: Sequence[gaussian.GaussianReleases], delta: float, *_: object) -> float:
-        asked.append(gaussian.rdp([replace(group, truncation=None) for group in groups], delta))
+    def pld(releases: GaussianReleases, delta: float, *_: object) -> float:
+        asked.append(gaussian.rdp(replace(releases, truncation=None), delta))
         return asked[-1]
 
     monkeypatch.setattr(gaussian, "pld", pld)

@@ -102,8 +102,7 @@ def test_where_delta_is_too_small_for_pld_rdp_stands_alone_and_says_so() -> None
     stated = on_a_grid(2.0, 10_000, 1e-12)
     assert (stated.method, stated.pld, stated.replace_one) == ("rdp", None, None)
     assert "PLD was left out: with so many releases, δ = 1e-12 is too small" in stated.reason
-    groups = [GaussianReleases(50.0, 0.5, 10_000)]
-    assert gaussian.pld(groups, 1e-12, Adjacency.REPLACE_ONE) == math.inf
+    assert gaussian.pld(GaussianReleases(50.0, 0.5, 10_000), 1e-12, Adjacency.REPLACE_ONE) == math.inf
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-12, 1e-15])
@@ -123,7 +122,7 @@ def test_a_budget_with_a_tiny_delta_is_kept(delta: float) -> None:
 def test_divergences_below_the_rounding_still_cost_something(z: float, releases: int, delta: float) -> None:
     """Many releases of next to nothing are nearly one Gaussian of μ = q√R/z."""
     q = 64 / 2000
-    stated = gaussian.rdp([GaussianReleases(z, q, releases)], delta)
+    stated = gaussian.rdp(GaussianReleases(z, q, releases), delta)
     assert stated >= exact(q * math.sqrt(releases) / z, delta) > 0
 
 

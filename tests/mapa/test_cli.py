@@ -196,20 +196,6 @@ def test_a_person_gets_a_table_and_where_the_records_are(mapa: Mapa, scenario: s
     assert not (tmp_path / "runs").exists()
 
 
-def test_set_changes_any_field_and_the_flags_win(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
-    done = mapa(
-        "simulate", scenario, "--json", "--set", "iterations=12", "--set", "algorithm.name=audp",
-        "--set", "seed=9", "--set", "privacy.epsilon=[0.5, 2]", "--edges", "2", "--seed", "3",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    summary = json.loads(done.out)
-    assert (summary["updates"], summary["algorithm"], summary["seed"]) == (12, "audp", 3)
-    (run,) = (tmp_path / "runs").iterdir()
-    resolved = json.loads((run / "manifest.json").read_text())["scenario"]
-    assert resolved["privacy"]["epsilon"] == [0.5, 2]
-    assert (resolved["edges"], resolved["algorithm"]["theta"]) == (2, 0.5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -349,18 +335,6 @@ def test_the_default_scenario_is_sound_and_the_replicas_are_named_so() -> None:
 # -- the program ------------------------------------------------------------------------------------------
 
 
-def test_without_a_command_it_says_what_there_is(mapa: Mapa) -> None:
-    done = mapa()
-    for command in ("schedule", "simulate", "scenario", "data"):
-        assert command in done.out + done.err
-
-
-def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
-    done = mapa("edge", "--broker", "127.0.0.1:1", "--run", "lab", "--replace-budget")
-    assert done.code == 2
-    assert "--total-epsilon" in done.err
-
-
 def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
     found = commands()
     assert set(found) == {"", *COMMANDS}
@@ -382,17 +356,11 @@ def test_every_example_is_taken_by_its_command() -> None:
         command.make_context(name, words[1 + len(own) :])  # exits where an option is unknown or wrong
 
 
-def test_help_names_version_and_gather_in_plain_words(mapa: Mapa) -> None:
-    assert "show the version" in mapa("--help").out
-    said = mapa("cloud", "--help").out
-    assert "start with the edges present after N idle seconds" in said
-    assert "3 no edge has budget left" in said
-
-
-def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+def test_options_and_set_are_fields_of_the_scenario(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
     done = mapa(
         "simulate", scenario, "--json", "--iterations", "12", "--epsilon", "[0.5, 2]", "--edges", "2",
-        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15",
+        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15", "--set", "seed=9",
+        "--set", "algorithm.name=audp",
     )  # fmt: skip
     assert done.code == 0, done.err
     (run,) = (tmp_path / "runs").iterdir()
@@ -400,35 +368,8 @@ def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: st
     assert resolved["privacy"]["noise"] == "exponential-norm"  # only a gaussian law gives way to ε
     assert resolved["privacy"]["epsilon"] == [0.5, 2]
     assert [link["name"] for link in resolved["links"]] == ["lan", "wan"]
-    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["data", "get"], ["names or --scenario", "mnist-5k"]),
-        (["data", "get", "mnist", "--scenario", "quickstart"], ["names or --scenario"]),
-        (["data", "get", "mnist", "--set", "data.set=usps"], ["--set", "--scenario"]),
-        (
-            ["cloud", "quickstart", "--broker", "b", "--run", "r", "--connect-timeout", "nan"],
-            ["nan", "at least 0"],
-        ),
-        (
-            ["cloud", "quickstart", "--broker", "b", "--run=-x"],
-            ["--run", "'-x'", "begin with a letter"],
-        ),
-        (["observe", "--broker", "b:0", "--run", "r", "--out", "o"], ["'b:0'", "HOST:PORT"]),
-        (["observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"], ["cert and key"]),
-    ],
-)
-def test_wrong_shared_options_exit_with_2(
-    mapa: Mapa, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    done = mapa(*arguments)
-    assert done.code == 2, done.err
-    for word in words:
-        assert word in done.err
-    assert list(tmp_path.iterdir()) == []
+    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)  # its own options win
+    assert (resolved["algorithm"]["name"], resolved["algorithm"]["theta"]) == ("audp", 0.5)
 
 
 def test_a_commands_former_name_still_works_and_is_said_once(mapa: Mapa) -> None:

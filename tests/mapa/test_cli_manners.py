@@ -60,6 +60,20 @@ def test_help_and_a_mistyped_command_load_nothing_heavy(tmp_path: Path) -> None:
         assert set(imported_by(*words, cwd=tmp_path).split()) <= {code, "pydantic", "importlib.metadata"}
 
 
+def test_no_help_loads_what_takes_long() -> None:
+    probe = (
+        "import sys; from mapa.reference import commands; commands()\n"
+        "slow = {'torch', 'scipy', 'dp_accounting', 'matplotlib', 'docker', 'sklearn'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    light = (
+        "import sys; from mapa.cli import build; build(sys.argv[1:])\n"
+        "assert not {'cloud.service', 'mapa.simulation', 'paho'} & set(sys.modules)"
+    )
+    for code, *words in ((probe,), (light, "run"), (light, "simulate")):
+        subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, check=True, timeout=PATIENCE)
+
+
 def test_the_help_shows_what_the_commands_say_of_themselves() -> None:
     loaded: Any = typer.main.get_command(build([]))
     sketched: Any = typer.main.get_command(build(["scenario"]))
@@ -225,6 +239,7 @@ def test_colours_are_for_terminals_whose_owner_wants_them(
 
 
 def test_what_is_piped_has_no_escape_sequences(mapa: Mapa) -> None:
+    assert "simulate" in mapa().out  # without a command it says what there is
     for words in (["--help"], ["scenarios"], ["fly"], ["runs", "show", "nothing"]):
         done = mapa(*words)
         assert "\x1b" not in done.out + done.err

@@ -20,6 +20,7 @@ from tests.core_support import small_world
 from tests.program_support import Mapa
 
 EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
+CLOUD = ("cloud", "quickstart", "--broker", "b")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,14 @@ EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
         (("audit", "quickstart", "--iterations", "0"), ["--iterations"]),
         (("ledger", ".", "--delta", "1"), ["delta = 1.0"]),
         (("ledger", ".", "--delta", "-0.1"), ["delta = -0.1"]),
-        (("simulate", "quickstart", "--set", "data.set=foo"), ["data.set = 'foo'", "usps", "mnist-5k"]),
-        (("simulate", "quickstart", "--set", "model.name=foo"), ["model.name = 'foo'", "cnn"]),
+        (("data", "get"), ["names or --scenario", "mnist-5k"]),
+        (("data", "get", "mnist", "--scenario", "quickstart"), ["names or --scenario"]),
+        (("data", "get", "mnist", "--set", "data.set=usps"), ["--set", "--scenario"]),
+        ((*CLOUD, "--run", "r", "--connect-timeout", "nan"), ["nan", "at least 0"]),
+        ((*CLOUD, "--run=-x"), ["--run", "'-x'", "begin with a letter"]),
+        (("observe", "--broker", "b:0", "--run", "r", "--out", "o"), ["'b:0'", "HOST:PORT"]),
+        (("observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"), ["cert and key"]),
+        ((*EDGE, "--replace-budget"), ["--total-epsilon"]),
         (("simulate", "quickstart", "--engine", "synchronous"), ["delays.kind = 'cyclic'"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
