@@ -12,7 +12,7 @@ import numpy as np
 from common.datasets.dataset import Samples
 from common.messages import EvaluationDue
 from common.metrics import LOSS, check_values
-from common.models.features import FeatureCache, features_of
+from common.models.features import FeatureCache, cores, features_of
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
 from common.records.tally import Evaluation
@@ -32,7 +32,8 @@ class Evaluator:
     def of(
         cls, model: Model, test: Samples, regularization: float, cache: FeatureCache | None = None
     ) -> Evaluator:
-        return cls(model, features_of(model, test, cache), model.targets(test.labels), regularization)
+        features = features_of(model, test, cache, threads=cores())
+        return cls(model, features, model.targets(test.labels), regularization)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is evaluated too

@@ -67,9 +67,7 @@ class CounterStreams:
         """Return the generator of (edge k, purpose, n); it is valid until the next call."""
         inner = self._state["state"]
         counter, key = inner["counter"], inner["key"]
-        counter[0] = 0
-        counter[2] = int(purpose)
-        counter[3] = n
+        counter[2], counter[3] = purpose, n
         if self.reproducible:
             key[0], key[1], counter[1] = self._key[0], edge, 0
         else:

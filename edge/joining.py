@@ -41,6 +41,7 @@ MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
 _COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
 _STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a sum in float64
 _FLOAT = 4  # bytes
+Outcome = Prepared | Signal | Ending  # of following a welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Membership:
             preparing=self.own is not None and self.preparation is None,
         )
 
-    def follow(self, admission: Welcome) -> Prepared | Signal | Ending:
+    def follow(self, admission: Welcome) -> Outcome:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
             other = _difference(self._admission, admission)

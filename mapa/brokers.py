@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +25,7 @@ from common.quantities import RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT, BrokerAddress, parse_address
 from common.wire.topics import probe_topic
-from mapa.processes import start_child, stop_child
+from mapa.processes import last_lines, start_child, stop_children
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 _ECHO = 20.0  # seconds for a message as large as a model to come back
@@ -38,20 +39,6 @@ _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/loc
 KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MosquittoOptions:
-    """Options of a private Mosquitto."""
-
-    max_payload: int = 1 << 26  # bytes of one message; size it for the model
-    unix_socket: bool = False  # a second listener beside TCP, a fifth faster
-    password_file: Path | None = None
-    acl_file: Path | None = None
-    ca: Path | None = None  # with certificate and key: the TCP listener speaks TLS
-    certificate: Path | None = None
-    key: Path | None = None
-    extra: Sequence[str] = ()  # lines of mosquitto.conf
-
-
 @dataclass
 class Broker:
     """A broker that we started, by its process id."""
@@ -60,7 +47,6 @@ class Broker:
     kind: str  # `mosquitto` or `embedded`
     command: list[str]
     log: Path
-    unix_address: BrokerAddress | None = None
     needs_greeting: bool = True  # TLS and passwords keep the probe out
     _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -80,23 +66,23 @@ class Broker:
         while not accepts(self.address, greeting=self.needs_greeting):
             if self._child.poll() is not None or time.monotonic() > until:
                 self.stop()
-                lines = self.log.read_text(errors="replace").strip().splitlines()
-                said = "; ".join(lines[-3:]) or "no output"
+                said = last_lines(self.log) or "no output"
                 raise BrokerUnavailableError(f"{self.kind} on {self.address} did not start: {said}")
             time.sleep(0.02)
 
-    def stop(self, sig: signal.Signals = signal.SIGTERM) -> None:
-        """Stop it; SIGKILL if it does not react."""
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop it; SIGKILL if it does not react. What it retained is lost."""
         child, self._child = self._child, None
         if child is not None:
             if child.stdin is not None:
                 child.stdin.close()
-            stop_child(child, sig)
+            stop_children(child, number=number)
 
-    def restart(self) -> None:
-        """Restart it on the same port; retained messages are lost."""
-        self.stop()
-        self.start()
+    def kill(self) -> None:
+        self.stop(signal.SIGKILL)
+
+    def pause(self, on: bool) -> None:
+        os.kill(self.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Broker]:
@@ -128,44 +114,34 @@ def find_mosquitto() -> str | None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def mosquitto_configuration(port: int, directory: Path, options: MosquittoOptions) -> str:
-    """Return the text of mosquitto.conf."""
+def mosquitto_configuration(port: int, max_payload: int, extra: Sequence[str] = ()) -> str:
     lines = [
         "per_listener_settings false",
         "persistence false",
         "set_tcp_nodelay true",  # without it on both ends small messages fall to a tenth of the rate
-        f"message_size_limit {options.max_payload}",
+        f"message_size_limit {max_payload}",
         "max_inflight_messages 100",
         "max_queued_messages 10000",
-        f"max_queued_bytes {max(_QUEUED, 64 * options.max_payload)}",  # of one client that reads slowly
+        f"max_queued_bytes {max(_QUEUED, 64 * max_payload)}",  # of one client that reads slowly
         "sys_interval 0",
         "log_type error",
         "log_type warning",
-        f"allow_anonymous {'true' if options.password_file is None else 'false'}",
+        "allow_anonymous true",
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         lines.append("user root")  # else it becomes `mosquitto`, who cannot read the caller's files
-    files = {"password_file": options.password_file, "acl_file": options.acl_file}
-    tls = {"certfile": options.certificate, "keyfile": options.key, "cafile": options.ca}
-    lines += [f"{key} {path}" for key, path in files.items() if path is not None]
-    lines.append(f"listener {port} 127.0.0.1")
-    lines += [f"{key} {path}" for key, path in tls.items() if path is not None]
-    if options.unix_socket:
-        lines.append(f"listener 0 {directory / 'mosquitto.sock'}")
-    return "\n".join([*lines, *options.extra, ""])
+    return "\n".join([*lines, f"listener {port} 127.0.0.1", *extra, ""])
 
 
 def private_mosquitto(
-    directory: Path, options: MosquittoOptions | None = None, *, port: int | None = None
+    directory: Path, *, max_payload: int = 1 << 26, extra: Sequence[str] = (), port: int | None = None
 ) -> AbstractContextManager[Broker]:
-    """Run a Mosquitto of our own on the loopback interface."""
-    options = MosquittoOptions() if options is None else options
+    """Run a Mosquitto of our own on the loopback interface; `extra` are further lines of its mosquitto.conf."""
     binary = find_mosquitto()
     if binary is None:
         raise ConfigurationError(
@@ -175,14 +151,13 @@ def private_mosquitto(
     port = free_port() if port is None else port
     directory.mkdir(parents=True, exist_ok=True)
     configuration = directory / "mosquitto.conf"
-    configuration.write_text(mosquitto_configuration(port, directory, options))
+    configuration.write_text(mosquitto_configuration(port, max_payload, extra))
     return Broker(
         address=BrokerAddress("127.0.0.1", port),
         kind="mosquitto",
         command=[binary, "-c", str(configuration)],
         log=directory / "mosquitto.log",
-        unix_address=BrokerAddress(str(directory / "mosquitto.sock")) if options.unix_socket else None,
-        needs_greeting=options.password_file is None and options.certificate is None,
+        needs_greeting=not any(line.startswith(("password_file ", "certfile ")) for line in extra),
     ).running()
 
 
@@ -226,8 +201,8 @@ def resolve_broker(
     if text == "auto" and say is not None:
         why = "a private Mosquitto" if mosquitto else "embedded (slower; no Mosquitto found)"
         say.write(f"broker: {why}\n")
-    options = MosquittoOptions(max_payload=max_payload)
-    with private_mosquitto(directory, options) if mosquitto else embedded_broker(directory) as broker:
+    start = partial(private_mosquitto, max_payload=max_payload) if mosquitto else embedded_broker
+    with start(directory) as broker:
         yield broker.address
 
 
@@ -246,12 +221,11 @@ class SizeProbe:
     passed: bool = False  # the large one came back
     settled: bool = False  # the small one came back, so there is nothing to wait for
 
-    def begin(self) -> None:
-        """Listen to our own messages; `send` must follow in the loop's thread, behind the subscription."""
+    def __post_init__(self) -> None:
         self.channel.subscribe(probe_topic(self.run), self._on_echo)
 
     def send(self) -> None:
-        """Send both, without acknowledgement, as models are sent."""
+        """Send both, without acknowledgement, as models are sent; in the loop's thread, behind the subscription."""
         mark = self.nonce.encode()
         self.channel.publish(probe_topic(self.run), mark.ljust(self.size, b"\0"))
         self.channel.publish(probe_topic(self.run), mark)
@@ -269,7 +243,6 @@ def check_message_size(
 ) -> None:
     """Raise ConfigurationError where the broker does not deliver messages of a run's size."""
     channel, size = probe.channel, probe.size
-    probe.begin()
     for _attempt in range(2):  # one connection may be lost for another reason
         loop.post(probe.send)
         until = loop.now() + _ECHO

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from common.errors import MapaError
 from common.own_code import code_folder, code_named_by
@@ -23,13 +20,12 @@ from common.wire.topics import run_id
 from edge.policy import is_owned
 from mapa.brokers import private, resolve_broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.processes import start_child
+from mapa.processes import await_children, last_lines, start_child, stop_children
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.run_view import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
-_LAST = 5.0  # seconds for those that were told to go
 PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
@@ -39,84 +35,46 @@ class EdgesFailedError(MapaError):
 
 
 def edge_counts(edges: int, processes: int) -> list[int]:
-    """Spread the edges over processes, as evenly as can be."""
     processes = max(1, min(processes, edges))
     share, rest = divmod(edges, processes)
     return [share + (i < rest) for i in range(processes)]
 
 
-@dataclass(slots=True)
 class EdgeProcesses:
-    """The children, and what they said."""
+    """The children of a run, each with its output in a file."""
 
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    logs: list[Path] = field(default_factory=list)
-    patience: float = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
+    def __init__(self) -> None:
+        self.children: dict[Path, subprocess.Popen[bytes]] = {}  # by the file
+        self.patience = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
+        self.failure = ""  # why they have ended before the run
 
-    def watch(self, loop: Loop, over: list[str], halted: Callable[[], bool]) -> None:
+    def start(self, command: Sequence[str], log: Path) -> None:
+        with log.open("wb") as stream:
+            self.children[log] = start_child(command, stdout=stream, stderr=stream)
+
+    def watch(self, loop: Loop, halted: Callable[[], bool]) -> None:
         """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
         if halted():
             return
-        if all(child.poll() is not None for child in self.children):
-            over.append(self._complaint())
-            loop.stop()
-        else:
-            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, over, halted))
+        if any(child.poll() is None for child in self.children.values()):
+            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, halted))
+            return
+        self.failure = "all edge processes have exited"
+        for log, child in self.children.items():
+            if child.returncode:
+                self.failure = f"an edge process exited with code {child.returncode}: {last_lines(log, 5)}"
+                break
+        loop.stop()
 
-    def _complaint(self) -> str:
-        """Return the last words of the first child that failed."""
-        for child, log in zip(self.children, self.logs, strict=True):
-            if child.poll():
-                words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-                return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
-        return "all edge processes have exited"
+    def __enter__(self) -> Self:
+        return self
 
-    def end(self) -> None:
-        """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Wait for all together; then stop those that are left, at once where this or the run is interrupted."""
         try:
-            self._await(self.patience)
+            await_children(self.children.values(), self.patience if kind is None else 0.0)
         finally:
-            for child in self.children:
-                if child.poll() is None:
-                    child.terminate()
-            self._await(_LAST)
-            for child in self.children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
-
-    def _await(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        for child in self.children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, until - time.monotonic()))
-
-
-@contextlib.contextmanager
-def edge_processes(
-    scenario: Scenario,
-    *,
-    run: RunId,
-    broker: BrokerAddress,
-    directory: Path,
-    data_dir: Path,
-    counts: Sequence[int],
-    extra: Sequence[str] = (),
-) -> Iterator[EdgeProcesses]:
-    running = EdgeProcesses()
-    try:
-        for number, count in enumerate(counts):
-            log = directory / f"edges-{number}.log"
-            arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
-            with log.open("wb") as stream:
-                running.children.append(start_child([*arguments, *extra], stdout=stream, stderr=stream))
-            running.logs.append(log)
-        yield running
-    except BaseException:
-        running.patience = 0.0
-        raise
-    finally:
-        running.end()
+            stop_children(*self.children.values())
 
 
 def edge_arguments(
@@ -163,7 +121,6 @@ def run_in_processes(
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
     scenario, ours = setting.scenario, private(broker)
     run = run_id(new_run_id(name, most=LONGEST - STAMP))  # its name on the broker, too
-    over: list[str] = []
     limit = setting.payload_bytes
     with (
         open_records(runs / run) as directory,
@@ -180,23 +137,19 @@ def run_in_processes(
                 view=view,
                 edges_at_least=scenario.workers,
             ) as cloud,
-            edge_processes(
-                scenario,
-                run=run,
-                broker=address,
-                directory=directory.path,
-                data_dir=data_dir,
-                counts=edge_counts(scenario.workers, processes),
-                extra=edge_code(scenario),
-            ) as children,
+            EdgeProcesses() as edges,
         ):
+            state = directory.path / "state"
+            for number, count in enumerate(edge_counts(scenario.workers, processes)):
+                command = edge_arguments(scenario, run, address, state, data_dir, count)
+                edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
             write_manifest(directory, setting, name=name, engine="processes")
             cloud.patience = _OWN_BROKER if ours else cloud.patience
-            children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)
+            edges.watch(cloud.loop, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
-            failed = bool(over) and cloud.service.halted is None
             if cloud.channel.owing:
-                children.patience = 0.0  # they will not hear of the halt
-            if not failed:  # the records first: edges take their time, and a second Ctrl-C takes it away
+                edges.patience = 0.0  # they will not hear of the halt
+            if not edges.failure or cloud.service.halted is not None:
+                # the records first: edges take their time, and a second Ctrl-C takes it away
                 return record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
-        raise EdgesFailedError(over[0])
+        raise EdgesFailedError(edges.failure)

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -52,17 +54,28 @@ def start_child(command: Sequence[str], **more: Any) -> subprocess.Popen[Any]:
     )
 
 
-def stop_child(
-    child: subprocess.Popen[Any], number: signal.Signals = signal.SIGTERM, patience: float = 5.0
-) -> None:
-    """Tell a child to go, and wait; SIGKILL if it does not react."""
-    if child.poll() is None:
+def await_children(children: Iterable[subprocess.Popen[Any]], seconds: float) -> None:
+    """Wait for all together, at most so long."""
+    until = time.monotonic() + seconds
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, until - time.monotonic()))
+
+
+def stop_children(*children: subprocess.Popen[Any], number: signal.Signals = signal.SIGTERM) -> None:
+    """Tell children to go, and wait for all together; SIGKILL to those that do not react."""
+    for child in children:
         child.send_signal(number)
-    try:
-        child.wait(patience)
-    except subprocess.TimeoutExpired:
+    await_children(children, 5.0)
+    for child in children:
         child.kill()
         child.wait()
+
+
+def last_lines(log: Path, lines: int = 3) -> str:
+    """Return the last lines of a program's output."""
+    output = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return " / ".join(output[-lines:])[-2000:]
 
 
 # -- options as environment variables, outside a container as MAPA_<NAME> only --------------------------------

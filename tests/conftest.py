@@ -1,13 +1,15 @@
 """Laws of the whole test tree.
 
-MAPA_NO_SKIP=1 makes a skip a failure; a second run can leave out what passed in the first; property tests are
-repeatable; a SIGINT reaches what a test starts.
+MAPA_NO_SKIP=1 makes a skip a failure; a second run can leave out what passed in the first; --again gives a failed
+test a second try; property tests are repeatable; a SIGINT reaches what a test starts.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -24,8 +26,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--passed-to", type=Path, help="write the names of the tests that passed to this file")
+    parser.addoption("--passed-to", type=Path, help="add the names of the tests that passed to this file")
     parser.addoption("--without", type=Path, help="leave out the tests named in this file")
+    parser.addoption(
+        "--again", action="store_true", help="run failed tests once more, alone: fail where one fails twice"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +44,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     passed_to = config.getoption("--passed-to")
     if passed_to and not hasattr(config, "workerinput"):
-        passed_to.write_text("", encoding="utf-8")
         config.pluginmanager.register(_PassedNames(passed_to))
 
 
@@ -55,40 +59,38 @@ class _PassedNames:
                 names.write(f"{report.nodeid}\n")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Where --again is given, let a second run of the failed tests decide; the first must have come to its end."""
+    ended = yield
+    first = not hasattr(config, "workerinput") and not config.getoption("lf", False)
+    if not (first and config.getoption("--again") and ended == pytest.ExitCode.TESTS_FAILED):
+        return ended
+    stats: dict[str, list[Any]] = config.pluginmanager.get_plugin("terminalreporter").stats
+    failed = sorted({report.nodeid for outcome in ("failed", "error") for report in stats.get(outcome, ())})
+    print(f"\nagain: {len(failed)} tests that failed at first", *failed, sep="\n  ", flush=True)
+    alone = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
+    return subprocess.run([sys.executable, "-m", "pytest", *config.invocation_params.args, *alone]).returncode
+
+
+def _files(**folders: str) -> set[str]:
+    return {f"tests/{folder}/test_{name}.py" for folder, names in folders.items() for name in names.split()}
+
+
 # Files whose slow tests show again, longer or under more conditions, what a test of `make test` shows.
-EXTENDED = {
-    *(
-        f"tests/broker/test_{name}.py"
-        for name in (
-            *(
-                "budget_of_records",
-                "chaos",
-                "devices",
-                "edge_imports",
-                "edge_returns",
-                "field_algorithms",
-                "guide",
-            ),
-            *("halt_delivery", "hearing", "large_model", "local_steps", "metrics_endpoints", "pacing"),
-            *("records_fail", "run_endings", "truncated_batches"),
-        )
-    ),
-    *(f"tests/browser/test_{name}.py" for name in ("look", "kept")),
-    *(
-        f"tests/experiments/test_{name}.py"
-        for name in ("attack", "audit_battery", "reference", "reproduce_choices", "sweep_ray")
-    ),
-    *(f"tests/common/test_{name}.py" for name in ("accounting_rounding", "landmarks", "truncated_batches")),
-    *(f"tests/docs/test_{name}.py" for name in ("commands", "own_model_page")),
-    "tests/mapa/test_honest_runs.py",
-}
-
-
-STATISTICS = {
-    *(f"tests/common/test_{name}.py" for name in ("noise", "noise_port", "randomness")),
-    *(f"tests/edge/test_{name}.py" for name in ("clipping_holds", "privacy", "samplers")),
-    *(f"tests/experiments/test_{name}.py" for name in ("audit", "audit_battery")),
-}
+EXTENDED = _files(
+    broker="chaos devices edge_returns guide halt_delivery hearing large_model metrics_endpoints run_endings",
+    browser="look kept",
+    experiments="attack audit_battery reference reproduce_choices sweep_ray",
+    common="accounting_rounding landmarks truncated_batches",
+    docs="commands own_model_page",
+    mapa="honest_runs",
+)
+STATISTICS = _files(
+    common="noise noise_port randomness",
+    edge="clipping_holds privacy samplers",
+    experiments="audit audit_battery",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +13,8 @@ from typing import Any
 import typer
 
 from mapa.cli import build, current_name
-from tests.program_support import MAPA, PATIENCE, environment
+from tests.program_support import MAPA, ROOT, environment, run_program
 
-ROOT = Path(__file__).parents[1]
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*) *$")
 _MARK = re.compile(r"^ *<!-- (?P<kind>not run|run by): (?P<words>.+) -->$")
 _ASSIGNMENT = re.compile(r"^[A-Z_]+=")
@@ -108,15 +106,8 @@ def run_command(words: list[str], folder: Path) -> str:
             start = [str(ROOT / program)]
             assert Path(start[0]).is_file(), f"`{program}` cannot be run here: say why not"
     kept = {name: value for name, value in environment().items() if not name.startswith("XDG_")}
-    done = subprocess.run(
-        [*start, *rest],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = {**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    done = run_program(*start, *rest, env=env, cwd=folder)
     assert done.returncode == 0, f"{words}: exit {done.returncode}: {done.stderr[-2000:]}"
     return done.stdout
 

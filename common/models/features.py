@@ -13,7 +13,8 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -34,6 +35,7 @@ SUFFIX, TEXT_SUFFIX = ".features", ".text"
 _MAGIC = b"mapa-cache-v2\n\0\0"
 _HEAD = len(_MAGIC) + hashlib.sha256().digest_size  # of a file, before its content
 _MOST_TEXTS, _MOST_TEXT = 4096, 1 << 16  # files, and bytes of one
+_QUIET = 2.0  # seconds between two lines of how far it is
 _LEFT_OVER = 3600.0  # seconds after which an unfinished file is removed
 
 
@@ -146,23 +148,53 @@ def user_cache(environ: Mapping[str, str] = os.environ) -> FeatureCache | None:
 class Keyed(Protocol):
     """A model whose features take long: a flat row for each image, by that image and this key alone."""
 
+    name: str
     inputs: int
 
     @property
     def feature_key(self) -> str: ...
 
 
-def features_of(model: Model, samples: Samples, cache: FeatureCache | None = None) -> Features:
-    """Return the features of all samples; a model without a key of its own computes them each time."""
+def cores(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many cores this process may use; OMP_NUM_THREADS, which numpy's own products obey, may say fewer."""
+    said = environ.get("OMP_NUM_THREADS", "")
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(here, int(said)) if said.isdecimal() and int(said) else here
+
+
+def features_of(
+    model: Model,
+    samples: Samples,
+    cache: FeatureCache | None = None,
+    *,
+    threads: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> Features:
+    """Return the features of all samples; a model without a key of its own computes them each time.
+
+    Threads take parts that do not depend on their number, so neither do the bits. `say` is told how far it is.
+    """
     if not isinstance(model, Keyed):
         return model.features(samples.values())
     key = content_key(model, samples) if cache else b""
     if cache and (found := cache.read(key, len(samples), model.inputs)) is not None:
         return found
-    features = np.empty((len(samples), model.inputs), np.float32)
-    for start in range(0, len(samples), _UNPACKED_ROWS):
-        rows = np.arange(start, min(start + _UNPACKED_ROWS, len(samples)))
-        features[rows[0] : rows[-1] + 1] = model.features(samples.values(rows))
+    count = len(samples)
+    features = np.empty((count, model.inputs), np.float32)
+
+    def make(start: int) -> int:
+        stop = min(start + _UNPACKED_ROWS, count)
+        features[start:stop] = model.features(samples.values(np.arange(start, stop)))
+        return stop
+
+    starts, told = range(0, count, _UNPACKED_ROWS), time.monotonic()
+    for start in starts[:1]:
+        make(start)  # what is made once for all images is made by one thread
+    with ThreadPoolExecutor(threads) as pool:
+        for stop in pool.map(make, starts[1:]):
+            if say is not None and time.monotonic() >= told + _QUIET:
+                say(f"computing features of {model.name!r}: {stop:,} of {count:,} records")
+                told = time.monotonic()
     if cache:
         cache.write(key, features)
     return features

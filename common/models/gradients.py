@@ -22,6 +22,7 @@ Total = npt.NDArray[np.float64]
 
 COLUMNS = 1024  # of a vector that are measured in float32
 ROWS = 32  # of a batch that are added in float32
+_EXACT_VALUES = 1 << 20  # that are copied to float64 at a time
 
 L1, L2 = 1, 2  # which powers of the coordinates are added
 _ZERO = np.float32(0)
@@ -51,8 +52,8 @@ def _powers(vectors: Floats, power: int) -> Floats:
 def unreliable(of: Floats, power: int) -> npt.NDArray[np.bool_] | None:
     """Tell of which sums of powers float32 cannot be relied on, NaN among them; None: of none."""
     low, high = _SHORTEST[power], _LONGEST[power]
-    least, most = np.minimum.reduce(of, None, initial=1), np.maximum.reduce(of, None, initial=1)
-    if least > low and most < high:  # and neither is NaN
+    # argmin and argmax find a NaN where there is one, and take a third of the time of min and max
+    if not of.size or (of.item(of.argmin()) > low and of.item(of.argmax()) < high):
         return None
     return ~((of > low) & (of < high))
 
@@ -65,6 +66,9 @@ def lengths(of: Lengths, power: int) -> Lengths:
 def summed(d: Matrix, x: Matrix) -> Total:
     """Return Σ_i D_i ⊗ X_i over the rows (…, b, ·): in float32 over ROWS and in float64 across them."""
     turned = d.swapaxes(-1, -2)
+    if d.shape[-2] <= ROWS:
+        whole: Total = np.matmul(turned, x).astype(np.float64)
+        return whole
     total: Total = np.matmul(turned[..., :ROWS], x[..., :ROWS, :]).astype(np.float64)
     for start in range(ROWS, d.shape[-2], ROWS):
         part = slice(start, start + ROWS)
@@ -72,9 +76,10 @@ def summed(d: Matrix, x: Matrix) -> Total:
     return total
 
 
-def _blocks(rows: Indices) -> Iterator[Indices]:
+def _blocks(rows: Indices, width: int) -> Iterator[Indices]:
     """Cut chosen rows into parts of which copies in float64 take little memory."""
-    return (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+    step = max(1, min(ROWS, _EXACT_VALUES // width))
+    return (rows[start : start + step] for start in range(0, len(rows), step))
 
 
 def even_parts(count: int, most: int) -> Iterator[slice]:
@@ -108,15 +113,14 @@ class OuterGradients:
 
     def _lengths(self, power: int) -> Lengths:
         of_x, of_d = powers(self._x, power), powers(self._d, power)
-        found = of_x.astype(np.float64)
-        found *= of_d
+        found: Lengths = of_x.astype(np.float64) * of_d.astype(np.float64)
         self._hard = _NO_ROWS
-        doubtful = unreliable(np.concatenate((of_x, of_d)), power)
-        if doubtful is not None:
-            rows = np.flatnonzero(doubtful.reshape(2, -1).any(axis=0))
+        doubtful = [apart for of in (of_x, of_d) if (apart := unreliable(of, power)) is not None]
+        if doubtful:
+            rows = np.flatnonzero(np.any(doubtful, axis=0))
             # 0 ⊗ X_i adds nothing; where X_i is not finite, its norm is NaN
             self._hard = rows[self._d[rows].any(axis=1)]
-            for part in _blocks(self._hard):
+            for part in _blocks(self._hard, self._x.shape[1]):
                 found[part] = powers(_exact(self._d[part]), power) * powers(_exact(self._x[part]), power)
         return lengths(found, power)
 
@@ -135,65 +139,26 @@ class OuterGradients:
             self._lengths(L2)
         hard = self._hard
         assert hard is not None
-        in_float32 = _without(weights, hard)
-        total = summed(self._d * in_float32[:, None], self._x)
-        for rows in _blocks(hard):
+        if not hard.size:
+            return summed(self._d * weights.astype(np.float32)[:, None], self._x).ravel()
+        easy = weights.copy()
+        easy[hard] = 0  # these are added in float64
+        total = summed(self._d * easy.astype(np.float32)[:, None], self._x)
+        for rows in _blocks(hard, self._x.shape[1]):
             total += (_exact(self._d[rows]) * weights[rows, None]).T @ _exact(self._x[rows])
         return total.ravel()
 
 
-class RowGradients:
-    """∇F(x, ξ_i) as the rows of a b × N matrix, for models without a closed form."""
+class RowGradients(OuterGradients):
+    """∇F(x, ξ_i) = 1 ⊗ row i of a b × N matrix, for models without a closed form."""
 
-    __slots__ = ("_hard", "_rows")
+    __slots__ = ()
 
     def __init__(self, rows: Matrix) -> None:
-        self._rows: Matrix = np.asarray(rows, np.float32)
-        self._hard: Indices | None = None
-
-    def norms(self) -> Floats:
-        return self._lengths(L2)
-
-    def l1_norms(self) -> Floats:
-        return self._lengths(L1)
-
-    def _lengths(self, power: int) -> Lengths:
-        found: Lengths = powers(self._rows, power).astype(np.float64)
-        self._hard = _NO_ROWS
-        doubtful = unreliable(found, power)
-        if doubtful is not None:
-            rows = np.flatnonzero(doubtful)
-            self._hard = np.array([i for i in rows if self._rows[i].any()], np.int64)
-            for i in self._hard:
-                found[i] = powers(self._rows[i].astype(np.float64), power)
-        return lengths(found, power)
-
-    def nulled(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
-        nulled = RowGradients(np.where(~rows[:, None], self._rows, _ZERO))
-        nulled._hard = self._hard
-        return nulled
+        super().__init__(np.ones((len(rows), 1), np.float32), rows)
 
     def weighted_sum(self, weights: Floats | None) -> Floats:
         if weights is None:
-            plain: Floats = self._rows.sum(axis=0)
+            plain: Floats = self._x.sum(axis=0)
             return plain
-        if self._hard is None:
-            self._lengths(L2)
-        hard = self._hard
-        assert hard is not None
-        in_float32 = _without(weights, hard)
-        total: Total = np.zeros(self._rows.shape[1])
-        for start in range(0, len(in_float32), ROWS):
-            part = slice(start, start + ROWS)
-            total += in_float32[part] @ self._rows[part]
-        for i in hard:
-            total += np.multiply(self._rows[i], weights[i], dtype=np.float64)
-        return total
-
-
-def _without(weights: Floats, hard: Indices) -> npt.NDArray[np.float32]:
-    """Return the weights in float32, with 0 for those rows that are added in float64."""
-    if len(hard):
-        weights = weights.copy()
-        weights[hard] = 0
-    return weights.astype(np.float32)
+        return super().weighted_sum(weights)

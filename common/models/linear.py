@@ -113,8 +113,14 @@ class TwoWayModel(LinearModel):
         self, *, shape: tuple[int, ...], classes: int, positive: Collection[int] | None = None
     ) -> None:
         super().__init__(shape=shape, classes=classes, outputs=1)
-        chosen = range(1, classes, 2) if positive is None else positive
-        self.positive = _two_way(chosen, classes)
+        chosen: object = range(1, classes, 2) if positive is None else positive
+        labels = list(chosen) if isinstance(chosen, Collection) else []
+        known = all(type(label) is int and 0 <= label < classes for label in labels)
+        if not known or not 0 < len(set(labels)) < classes:
+            raise ConfigurationError(
+                f"model.options.positive = {positive!r}: must list some, not all, of the labels 0 … {classes - 1}"
+            )
+        self.positive = sorted(set(labels))
 
     def targets(self, labels: Labels) -> Targets:
         return np.where(np.isin(labels, self.positive), 1, -1).astype(np.int64, copy=False)
@@ -209,17 +215,6 @@ class Softmax(ManyWayModel):
         d /= d.sum(axis=-1, keepdims=True)
         d.ravel()[self._places(targets)] -= 1
         return d
-
-
-def _two_way(positive: object, classes: int) -> list[int]:
-    labels = list(positive) if isinstance(positive, Collection) else []
-    if not all(type(label) is int and 0 <= label < classes for label in labels):
-        labels = []
-    if not 0 < len(set(labels)) < classes:
-        raise ConfigurationError(
-            f"model.options.positive = {positive!r}: must list some, not all, of the labels 0 … {classes - 1}"
-        )
-    return sorted(set(labels))
 
 
 class LeastSquares(LinearModel):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
 from common.models.linear import LeastSquares, LinearModel, LogisticRegression, Softmax, Svm
-from common.models.model import Block, Features, Images, Labels, Model, Targets, feature_length
+from common.models.model import Block, Features, Model, Targets, feature_length
 from common.models.scattering_softmax import ScatteringSoftmax
 from common.own_code import import_dotted, is_dotted
 from common.quantities import Floats, PerSampleGradients, Vector
@@ -127,16 +127,10 @@ COUNT = "clipping-count"  # name of the coordinate's block
 class CountedGradients:
     """The gradients of a batch, with room for the count: their sums have a 0 at the end."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "l1_norms", "norms")
 
     def __init__(self, inner: PerSampleGradients) -> None:
-        self._inner = inner
-
-    def norms(self) -> Floats:
-        return self._inner.norms()
-
-    def l1_norms(self) -> Floats:
-        return self._inner.l1_norms()
+        self._inner, self.norms, self.l1_norms = inner, inner.norms, inner.l1_norms
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> CountedGradients:
         return CountedGradients(self._inner.nulled(rows))
@@ -158,16 +152,11 @@ class Counted:
         self.layout = (*inner.layout, Block(COUNT, (1,), inner.dimension))
         self.first_layer = inner.first_layer
         self.metrics = inner.metrics
+        self.features, self.targets = inner.features, inner.targets
         self.feature_length = feature_length(inner)
 
     def initial(self, rng: np.random.Generator) -> Vector:
         return np.append(self._inner.initial(rng), np.float32(0))
-
-    def features(self, images: Images) -> Features:
-        return self._inner.features(images)
-
-    def targets(self, labels: Labels) -> Targets:
-        return self._inner.targets(labels)
 
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
         return CountedGradients(self._inner.gradients(x[:-1], features, targets))

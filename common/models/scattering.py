@@ -21,6 +21,7 @@ CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 STRIDE = 2**SCALES
 _MARGIN = 2  # pixels mirrored around the image, for the filters go round its edges
 CHUNK = 128  # images at a time: bounds the memory
+_PARTS = 4  # of a chunk, transformed one after the other: about what stays in the cache of a core
 _CHUNK_PIXELS = CHUNK * 36**2  # of larger images fewer at a time
 _COPIES = 32  # bytes that a pixel takes on the way, for every filter: spectra, products, moduli
 
@@ -41,7 +42,9 @@ class Scattering:
         self.out = (shape[0] // STRIDE, shape[1] // STRIDE)
         padded = (shape[0] + 2 * _MARGIN, shape[1] + 2 * _MARGIN)
         self.chunk = max(1, min(CHUNK, _CHUNK_PIXELS // math.prod(padded)))
-        self._fine, self._coarse = (_filters(padded, scale) for scale in range(SCALES))
+        self.part = -(-self.chunk // _PARTS)
+        # every number twice, for the real and the imaginary part of what it is multiplied with
+        self._fine, self._coarse = (np.repeat(_filters(padded, scale), 2, axis=-1) for scale in range(SCALES))
         self._inverse = [_inverse_dft(side // 2) for side in padded]
         self._averages = [tuple(_average(side, step) for side in shape) for step in (1, 2)]
 
@@ -49,13 +52,13 @@ class Scattering:
     def chunk_bytes(self) -> int:
         """Estimate the memory that a chunk takes on the way."""
         padded = (self.shape[0] + 2 * _MARGIN) * (self.shape[1] + 2 * _MARGIN)
-        taken: int = self.chunk * (ANGLES * padded * _COPIES + 8 * CHANNELS * math.prod(self.out))
-        return taken
+        coefficients: int = 8 * CHANNELS * math.prod(self.out)
+        return self.part * ANGLES * padded * _COPIES + self.chunk * coefficients
 
     def __call__(self, images: Planes) -> Iterator[tuple[slice, Planes]]:
-        """Yield rows and their n × 81 × height/4 × width/4 coefficients, a chunk at a time."""
-        for start in range(0, len(images), self.chunk):
-            rows = slice(start, min(start + self.chunk, len(images)))
+        """Yield rows and their n × 81 × height/4 × width/4 coefficients, a part of a chunk at a time."""
+        for start in range(0, len(images), self.part):
+            rows = slice(start, min(start + self.part, len(images)))
             yield rows, self._transform(images[rows].reshape(-1, *self.shape))
 
     def _transform(self, images: Planes) -> Planes:
@@ -65,7 +68,7 @@ class Scattering:
         coefficients = np.empty((len(images), CHANNELS, *self.out), np.float32)
         coefficients[:, 0] = self._smooth(padded, 1)
         spectrum = _spectra(padded)[:, None]
-        fine = np.abs(np.fft.ifft2(spectrum * self._fine))
+        fine = np.abs(np.fft.ifft2((spectrum.view(np.float32) * self._fine).view(np.complex64)))
         coefficients[:, 1:first] = self._smooth(fine, 1)
         coefficients[:, first:last] = self._smooth(self._halved_moduli(spectrum), 2)
         spectra = _spectra(fine)
@@ -76,14 +79,13 @@ class Scattering:
 
     def _halved_moduli(self, spectrum: Spectra) -> Planes:
         """Return |u ∗ ψ| of scale 1 at every second pixel: a spectrum folded in half is that of u[::2]."""
-        height, width = (side // 2 for side in spectrum.shape[-2:])
-        low, high = slice(None, height), slice(height, None)
-        left, right = slice(None, width), slice(width, None)
-        folded: Spectra = spectrum[..., low, left] * self._coarse[..., low, left]
-        for rows, columns in ((low, right), (high, left), (high, right)):
-            folded += spectrum[..., rows, columns] * self._coarse[..., rows, columns]
+        product = spectrum.view(np.float32) * self._coarse
+        height, width = (side // 2 for side in product.shape[-2:])
+        folded = product[..., :height, :width] + product[..., :height, width:]
+        folded += product[..., height:, :width]
+        folded += product[..., height:, width:]
         down, across = self._inverse
-        return np.abs(down @ (folded @ across))
+        return np.abs(down @ (folded.view(np.complex64) @ across))
 
     def _smooth(self, planes: Planes, step: int) -> Planes:
         """Return u ∗ φ at the middle of every 4×4 pixels; φ is a Gaussian, so rows and columns in turn."""

@@ -112,10 +112,10 @@ class Measured(RowGradients):
         self._wrong = wrong
 
     def norms(self) -> Floats:
-        return self._wrong(super().norms(), self._rows)
+        return self._wrong(super().norms(), self._x)
 
     def l1_norms(self) -> Floats:
-        return self._wrong(super().l1_norms(), self._rows)
+        return self._wrong(super().l1_norms(), self._x)
 
 
 def measured(wrong: Callable[[Floats, Matrix], Any]) -> Plant:
@@ -279,8 +279,8 @@ class ClipsInFloat32(_OwnRelease):
         small = self._of_batch(tiny * x, n)
         assert isinstance(small, RowGradients)
         bound = np.float32(CLIP) * tiny
-        norms = np.sqrt(np.vecdot(small._rows, small._rows))
-        clipped = (bound / np.maximum(norms, bound)) @ small._rows / np.float32(self.mechanism.batch_size)
+        norms = np.sqrt(np.vecdot(small._x, small._x))
+        clipped = (bound / np.maximum(norms, bound)) @ small._x / np.float32(self.mechanism.batch_size)
         return self._noised(clipped / tiny, sensitivity, n)
 
 

@@ -1,10 +1,11 @@
-"""What a bench runs beside itself: lean edges, `mapa cloud` and `mapa edge` as programs, on a private Mosquitto."""
+"""What a bench runs beside itself: programs of this project or of another tree, `mapa cloud` on a private Mosquitto."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,25 @@ from experiments.bench.edges import EdgeTask
 from mapa.brokers import Broker, private_mosquitto
 from mapa.process_run import edge_counts
 from mapa.processes import ends_with_parent, one_thread_each, without_options
+from mapa.runs import last_update
 
-_ROOT = Path(__file__).resolve().parents[2]  # of this project's packages
-_RUN = "bench"
+ROOT = Path(__file__).resolve().parents[2]  # of this project's packages
+RUN = "bench"
 DIMENSION = 785  # N of LR on mnist-5k, which lean edges are for
+MEGA = 1e6
 _PATIENCE = 180.0  # seconds for the beginning, and for the end
 
 
-@contextlib.contextmanager
-def program(*words: str, tree: Path = _ROOT, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python program of this project, or of another tree of it, with one BLAS thread; it ends with the block."""
+def python(*words: str, tree: Path = ROOT) -> dict[str, Any]:
+    """Return the arguments of Popen for a Python program of this project, or of another tree, with one BLAS thread."""
     environment = without_options({**one_thread_each(), "PYTHONPATH": str(tree)})
-    command = ends_with_parent([sys.executable, "-P", *words])
-    with subprocess.Popen(command, env=environment, text=True, **streams) as process:
+    return {"args": ends_with_parent([sys.executable, "-P", *words]), "env": environment, "text": True}
+
+
+@contextlib.contextmanager
+def program(*words: str, tree: Path = ROOT, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run such a program; it ends with the block."""
+    with subprocess.Popen(**python(*words, tree=tree), **streams) as process:
         try:
             yield process
         finally:
@@ -80,41 +87,24 @@ def on_cores(some: Collection[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@dataclass(slots=True)
-class Fleet:
-    """Programs of lean edges that take part in one run after the other."""
-
-    children: Sequence[subprocess.Popen[str]]
-    busy: Sequence[subprocess.Popen[str]] = ()
-
-    def begin(self, task: EdgeTask, edges: int, *, trips: Path | None = None) -> None:
-        """Have K edges join a run; they say hello when its cloud is there. `trips` is a folder."""
-        counts = edge_counts(edges, len(self.children))
-        self.busy = self.children[: len(counts)]
-        for number, (child, count) in enumerate(zip(self.busy, counts, strict=True)):
-            file = "" if trips is None else str(trips / f"trips-{number}.npy")
-            share = replace(task, first=sum(counts[:number]), count=count, trips=file)
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(asdict(share)) + "\n")
-            child.stdin.flush()
-
-    def end(self) -> list[dict[str, Any]]:
-        """Wait until every edge has gone; return what each program counted."""
-        counted = []
-        for child in self.busy:
-            assert child.stdout is not None
-            counted.append(json.loads(child.stdout.readline() or '{"ended": false}'))
-        if not all(one["ended"] for one in counted):
-            raise BrokerUnavailableError(f"lean edges: no halt came, or a program ended: {counted}")
-        return counted
+def held_by(pid: int) -> tuple[float, float]:
+    """Return anonymous and resident bytes of a process, as Linux counts them."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    kilobytes = {key: int(value) for key, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return 1024.0 * kilobytes["Anonymous"], 1024.0 * kilobytes["Rss"]
 
 
-@contextlib.contextmanager
-def lean_fleet(processes: int) -> Iterator[Fleet]:
-    with contextlib.ExitStack() as stack:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        words = ("-m", "experiments.bench.edges")
-        yield Fleet([stack.enter_context(program(*words, **pipes)) for _ in range(processes)])
+def forget_peak(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak(pid: int) -> float:
+    """Return the most bytes that a process ever had resident; 0 where that cannot be read."""
+    with contextlib.suppress(OSError):
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+        return 0.0 if match is None else 1024.0 * int(match[1])
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -125,41 +115,49 @@ class CloudBed:
     broker: Broker
     cloud: subprocess.Popen[str]
     stack: contextlib.ExitStack
-    children: list[subprocess.Popen[str]]
+    tree: Path  # of `mapa cloud` and `mapa edge`
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    lean: Sequence[subprocess.Popen[str]] = ()
 
     @property
     def runs(self) -> Path:
         return self.directory / "runs"
 
+    @property
+    def updates(self) -> int:
+        """How many updates are on record."""
+        return max((last_update(path) or 0 for path in self.runs.iterdir()), default=0)
+
     def edge(self, *options: str) -> subprocess.Popen[str]:
         """Start `mapa edge` as a program."""
-        words = ["-m", "mapa.cli", "edge", "--broker", str(self.broker.address), "--run", _RUN]
+        words = ["-m", "mapa.cli", "edge", "--broker", str(self.broker.address), "--run", RUN]
         words += ["--state-dir", str(self.directory / f"state-{len(self.children)}"), *options]
         words += ["--data-dir", str(data_directory(os.environ))]
         log = self.stack.enter_context((self.directory / "edges.log").open("ab"))
-        child = self.stack.enter_context(program(*words, stdout=log, stderr=log))
+        child = self.stack.enter_context(program(*words, tree=self.tree, stdout=log, stderr=log))
         self.children.append(child)
         return child
 
-    def lean_edges(self, edges: int, rate: float, seconds: float, processes: int) -> Fleet:
+    def lean_edges(self, edges: int, rate: float, seconds: float, processes: int) -> None:
         """Start lean edges that together send so many gradients a second, and wait for the first updates."""
-        fleet = self.stack.enter_context(lean_fleet(processes))
-        patience = seconds + 3 * _PATIENCE
-        task = EdgeTask(
-            broker=str(self.broker.address),
-            run=_RUN,
-            dimension=DIMENSION,
-            pause=edges / rate,
-            patience=patience,
+        counts = edge_counts(edges, processes)
+        for number, count in enumerate(counts):
+            task = EdgeTask(
+                broker=str(self.broker.address),
+                run=RUN,
+                dimension=DIMENSION,
+                first=sum(counts[:number]),
+                count=count,
+                pause=edges / rate,
+                patience=seconds + 3 * _PATIENCE,
+                trips=str(self.directory / f"trips-{number}.npy"),
+            )
+            words = ("-m", "experiments.bench.edges", json.dumps(asdict(task)))
+            self.children.append(self.stack.enter_context(program(*words, stdout=subprocess.PIPE)))
+        self.lean = self.children[-len(counts) :]
+        self.until(
+            lambda: any(path.stat().st_size > (1 << 20) for path in self.runs.glob("*/log/*.seg")), "update"
         )
-        fleet.begin(task, edges, trips=self.directory)
-        self.children += fleet.children
-        self.until(self._begun, "update")
-        return fleet
-
-    def _begun(self) -> bool:
-        """Tell whether the log has grown beyond the hellos."""
-        return any(path.stat().st_size > (1 << 20) for path in self.runs.glob("*/log/*.seg"))
 
     def check(self) -> None:
         """Raise MapaError where a process has ended."""
@@ -176,31 +174,37 @@ class CloudBed:
                 raise MapaError(f"bench: no {what} within {_PATIENCE:g} s")
             time.sleep(0.02)
 
-    def end(self) -> dict[str, Any]:
-        """Interrupt the run; return its summary."""
+    def end(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Interrupt the run; return its summary, and what each program of lean edges counted."""
         self.cloud.send_signal(signal.SIGINT)
-        return self.summary(130)
+        summary = self.summary(130)
+        counted = [json.loads(child.communicate()[0] or '{"ended": false}') for child in self.lean]
+        if not all(one["ended"] for one in counted):
+            raise BrokerUnavailableError(f"lean edges: no halt came, or a program ended: {counted}")
+        return summary, counted
 
     def summary(self, code: int = 0) -> dict[str, Any]:
         """Wait for the run's end; return its summary."""
         out, _ = self.cloud.communicate(timeout=10 * _PATIENCE)
         if self.cloud.returncode != code:
             raise MapaError(f"bench: the cloud ended with {self.cloud.returncode}, not {code}")
-        found: dict[str, Any] = json.loads(out)
-        return found
+        summary: dict[str, Any] = json.loads(out)
+        return summary
 
 
 @contextlib.contextmanager
-def cloud_bed(scenario: str, edges: int, settings: Sequence[str] = ()) -> Iterator[CloudBed]:
+def cloud_bed(
+    scenario: str, edges: int, settings: Sequence[str] = (), tree: Path = ROOT
+) -> Iterator[CloudBed]:
     """Start `mapa cloud` for a scenario; its first models go out when all edges are there."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(private_mosquitto(directory / "broker"))
         (directory / "runs").mkdir()
         log = stack.enter_context((directory / "cloud.log").open("wb"))
-        words = ["-m", "mapa.cli", "cloud", scenario, "--run", _RUN, "--broker", str(broker.address)]
+        words = ["-m", "mapa.cli", "cloud", scenario, "--run", RUN, "--broker", str(broker.address)]
         words += ["--edges", str(edges), "--edges-at-least", str(edges), "--gather", "60", "--json"]
         words += ["--runs-dir", str(directory / "runs"), "--data-dir", str(data_directory(os.environ))]
         words += [word for setting in settings for word in ("--set", setting)]
-        cloud = stack.enter_context(program(*words, stdout=subprocess.PIPE, stderr=log))
-        yield CloudBed(directory, broker, cloud, stack, [])
+        cloud = stack.enter_context(program(*words, tree=tree, stdout=subprocess.PIPE, stderr=log))
+        yield CloudBed(directory, broker, cloud, stack, tree)

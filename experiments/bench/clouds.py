@@ -1,7 +1,5 @@
 """Clouds in turns on one Mosquitto: ours, that of another tree, and two in C which only add and answer: the ceiling.
 
-python -m experiments.bench cloud --k 5,20 --n 785,7850 --log on,off --rounds 6 --against ../other-tree
-
 Lean edges, a program in C where there is a compiler, each keep one gradient on its way. The cloud has a core of its
 own, broker and edges have the others. Processor time is that of whole processes between two moments that the edges
 choose.
@@ -9,38 +7,52 @@ choose.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import itertools
 import json
-import math
 import os
-import re
 import shutil
-import statistics
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from common.errors import ConfigurationError, MapaError
+from common.transport.connection import BrokerAddress
 from common.wire.v1 import payload_limit
-from experiments.bench.bed import cores, on_cores, program
-from mapa.brokers import KEEP_PAGES, Broker, MosquittoOptions, free_port, private_mosquitto
+from experiments.bench.bed import (
+    MEGA,
+    ROOT,
+    cores,
+    forget_peak,
+    on_cores,
+    peak,
+    program,
+    python,
+    repeating,
+)
+from experiments.bench.edges import EdgeTask
+from experiments.bench.rounds import Case, Figures, Ratio, Turn
+from mapa.brokers import (
+    KEEP_PAGES,
+    Broker,
+    find_mosquitto,
+    free_port,
+    private_mosquitto,
+)
 from mapa.processes import ends_with_parent, start_child
 
 _HERE = Path(__file__).parent
-_ROOT = _HERE.parents[1]
 _SERVING = Path("experiments/bench/serving.py")  # of a tree; ours, where it has none
-_SECRETS = _ROOT / "docker" / "mosquitto" / "secrets.sh"
+_SECRETS = ROOT / "docker" / "mosquitto" / "secrets.sh"
 _PATIENCE = 60.0  # seconds until every edge has had a model
-_MICRO, _MEGA = 1e6, 1e6
+_SCRAPE_EVERY = 0.2  # seconds
+_LARGE = 20_000_000  # K·N from which messages take so long that more time is needed
+LOGS = {"on": "process", "off": None, "process": "process", "power": "power"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +67,29 @@ class Cell:
         return f"K = {self.edges:,}, N = {self.dimension:,}{', TLS' if self.tls else ''}"
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one cloud did in one turn; times are µs of processor an update."""
-
-    rate: float = 0.0  # updates a second
-    cloud: float = 0.0
-    broker: float = 0.0
-    edges: float = 0.0
-    first: float = 0.0  # seconds from the first hello until every edge had a model
-    resent: int = 0  # gradients or hellos without an answer for five seconds
-    cloud_mb: float = 0.0  # resident at most
-    broker_mb: float = 0.0
-    failure: str = ""
+CELLS = (
+    *(Cell(5, n) for n in (785, 7_850, 21_840)),
+    *(Cell(20, n) for n in (785, 7_850, 155_520, 1_000_000)),
+    *(Cell(20, 7_850, tls=True), Cell(1_000, 7_850)),
+)
+QUICK_CELLS = (Cell(5, 785), Cell(20, 7_850))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one turn happens."""
+class Plan:
+    """How the clouds are measured."""
 
-    run: str
-    cell: Cell
-    port: int  # of the broker, with TLS or without
-    ca: str | None
-    directory: Path
+    cells: Sequence[Cell] = CELLS
+    logs: Sequence[str | None] = ("process", None)
+    warm: float = 0.15  # seconds
+    seconds: float = 0.5  # after the warm ones
+    against: Path | None = None
+    only: Sequence[str] = ()  # names of clouds; none: all
+
+
+# what a cloud is asked to serve: run, broker, ca, edges, dimension, directory
+Task = dict[str, Any]
+Meanwhile = contextlib.AbstractContextManager[None]
 
 
 @dataclass(slots=True)
@@ -88,19 +99,16 @@ class TreeCloud:
     name: str
     log: str | None  # how durable
     program: subprocess.Popen[str]
-    metrics: bool = False
+    metrics: bool = False  # they are asked for meanwhile, again and again
 
-    def begin(self, place: Place) -> tuple[int, str]:
-        """Return the cloud's process id and the bytes of a hello, as hexadecimal digits."""
-        task: dict[str, Any] = {
-            "run": place.run,
-            "broker": f"127.0.0.1:{place.port}",
-            "ca": place.ca,
-            "log": self.log,
-        }
-        task |= {"edges": place.cell.edges, "dimension": place.cell.dimension}
-        said = self._ask({**task, "directory": str(place.directory), "metrics": self.metrics})
-        return self.program.pid, said["hello"]
+    def begin(self, task: Task) -> tuple[int, str, Meanwhile]:
+        """Return the cloud's process id, a hello as hexadecimal digits, and what happens while it serves."""
+        said = self._ask({**task, "log": self.log, "metrics": self.metrics})
+        meanwhile: Meanwhile = contextlib.nullcontext()
+        if self.metrics:
+            address = f"http://127.0.0.1:{said['metrics']}/metrics"
+            meanwhile = repeating(lambda: _scrape(address), _SCRAPE_EVERY)
+        return self.program.pid, said["hello"], meanwhile
 
     def end(self) -> dict[str, Any]:
         return self._ask({})
@@ -118,6 +126,11 @@ class TreeCloud:
         return answer
 
 
+def _scrape(address: str) -> None:
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5) as answer:
+        answer.read()
+
+
 @dataclass(slots=True)
 class CCloud:
     """A cloud in C; a program for each run."""
@@ -127,15 +140,15 @@ class CCloud:
     binary: Path
     child: subprocess.Popen[str] | None = None
 
-    def begin(self, place: Place) -> tuple[int, str]:
-        words = [str(place.port), place.run, str(place.cell.edges), str(place.cell.dimension)]
-        words += [str(place.directory / f"{place.run}.seg")] if self.log else []
-        command = [str(self.binary), *words]
+    def begin(self, task: Task) -> tuple[int, str, Meanwhile]:
+        words = [task["broker"].rpartition(":")[2], task["run"], task["edges"], task["dimension"]]
+        words += [f"{task['directory']}/{task['run']}.seg"] if self.log else []
+        command = [str(self.binary), *map(str, words)]
         self.child = start_child(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **KEEP_PAGES})
         assert self.child.stdout is not None
         if not self.child.stdout.readline():
             raise MapaError(f"bench: {self.binary} did not begin")
-        return self.child.pid, "00"
+        return self.child.pid, "00", contextlib.nullcontext()
 
     def end(self) -> dict[str, Any]:
         assert self.child is not None
@@ -161,63 +174,61 @@ class Arena:
     rest: Sequence[int]  # processors of broker and edges
     numbers: Iterator[int] = field(default_factory=itertools.count)  # no two turns share a run's name
 
-    def turn(self, cloud: Cloud, cell: Cell, warm: float, seconds: float) -> Turn:
-        """Let one cloud serve; a cloud or edges that fail are told of, not raised."""
-        port = self.broker.address.port if cell.tls else self.plain_port
-        place = Place(f"b{next(self.numbers)}", cell, port, self.ca if cell.tls else None, self.directory)
-        with self.own_core():
-            pid, hello = cloud.begin(place)
-        for one in (pid, self.broker.pid):
-            _forget_peak(one)
-        words = [
-            str(self.plain_port),
-            place.run,
-            str(cell.edges),
-            str(cell.dimension),
-            str(warm),
-            str(seconds),
-        ]
-        words += [str(_PATIENCE), hello, str(pid), str(self.broker.pid)]
-        edges = [sys.executable, "-m", "experiments.bench.edges"] if self.lean is None else [str(self.lean)]
-        with on_cores(self.rest):
-            told = subprocess.run(
-                ends_with_parent([*edges, *words]), stdout=subprocess.PIPE, text=True, check=False
+    def turn(self, cloud: Cloud, cell: Cell, warm: float, seconds: float) -> Figures:
+        """Let one cloud serve; times are µs of processor an update."""
+        run, edges, dimension = f"b{next(self.numbers)}", cell.edges, cell.dimension
+        broker = f"127.0.0.1:{self.broker.address.port if cell.tls else self.plain_port}"
+        task: Task = {"run": run, "broker": broker, "ca": self.ca if cell.tls else None}
+        task |= {"edges": edges, "dimension": dimension, "directory": str(self.directory)}
+        with on_cores(first_core()):
+            pid, hello, meanwhile = cloud.begin(task)
+        pids = (pid, self.broker.pid)
+        for one in pids:
+            forget_peak(one)
+        words = [self.plain_port, run, edges, dimension, warm, seconds, _PATIENCE, hello, *pids]
+        command: dict[str, Any] = {"args": ends_with_parent([str(self.lean), *map(str, words)]), "text": True}
+        if self.lean is None:
+            many = EdgeTask(
+                broker=f"127.0.0.1:{self.plain_port}",
+                run=run,
+                dimension=dimension,
+                patience=_PATIENCE,
+                count=edges,
+                warm=warm,
+                window=seconds,
+                pids=pids,
             )
-        cloud_mb, broker_mb = (_peak(one) / _MEGA for one in (pid, self.broker.pid))
+            command = python("-m", "experiments.bench.edges", json.dumps(asdict(many)))
+        with on_cores(self.rest), meanwhile:
+            told = subprocess.run(**command, stdout=subprocess.PIPE, check=False)
+        cloud_peak, broker_peak = map(peak, pids)
         counted = cloud.end()
-        for left in self.directory.glob(f"{place.run}*"):
+        for left in self.directory.glob(f"{run}*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-        found = json.loads(told.stdout or '{"error": "the edges ended without a word"}')
-        if error := found.get("error") or _fault(counted) or ("" if found["updates"] else "no update"):
-            return Turn(failure=error)
-        own, of_cloud, of_broker = (_MICRO * spent / found["updates"] for spent in found["cpu"])
-        rate = found["updates"] / found["seconds"]
-        return Turn(rate, of_cloud, of_broker, own, found["first"], found["resent"], cloud_mb, broker_mb)
-
-    @contextlib.contextmanager
-    def own_core(self) -> Iterator[None]:
-        """Give the cloud a core. Left to themselves programs move about, and the rate of one cloud varies fivefold."""
-        every = cores()
-        with on_cores(every[:1] if len(every) > 1 else every):
-            yield
-
-
-def _fault(counted: dict[str, Any]) -> str:
-    """Say what one of our clouds must not have met."""
-    faults = {name: counted[name] for name in ("lost", "refused") if counted.get(name)}
-    return f"the cloud met {faults}" if faults else ""
-
-
-def _forget_peak(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+        seen = json.loads(told.stdout or '{"error": "the edges ended without a word"}')
+        met = {name: counted[name] for name in ("lost", "refused") if counted.get(name)}
+        error = seen.get("error") or (
+            f"the cloud met {met}" if met else "" if seen["updates"] else "no update"
+        )
+        if error:
+            raise MapaError(error)
+        of_edges, of_cloud, of_broker = (MEGA * spent / seen["updates"] for spent in seen["cpu"])
+        return {
+            "rate": seen["updates"] / seen["seconds"],
+            "cloud": of_cloud,
+            "broker": of_broker,
+            "edges": of_edges,
+            "first model s": seen["first"],
+            "resent": seen["resent"],
+            "cloud MB": cloud_peak / MEGA,
+            "broker MB": broker_peak / MEGA,
+        }
 
 
-def _peak(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
-        return 0.0 if found is None else 1024.0 * int(found[1])
-    return 0.0
+def first_core() -> list[int]:
+    """Return the cloud's core. Left to themselves programs move about, and the rate of one cloud varies fivefold."""
+    every = cores()
+    return every[:1] if len(every) > 1 else every
 
 
 # -- what takes part --------------------------------------------------------------------------------------------------
@@ -235,218 +246,149 @@ def compiled(source: str, folder: Path, *options: str, name: str = "") -> Path |
 @contextlib.contextmanager
 def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
     """Start a broker whose limits fit models of `largest` parameters."""
-    every = cores()
-    rest = every[1:] or every
+    rest = cores()[1:] or cores()
     with tempfile.TemporaryDirectory() as folder:
         directory, plain, ca = Path(folder), free_port(), None
         lean = compiled("lean_edges.c", directory)
-        options = MosquittoOptions(max_payload=payload_limit(largest))
+        limit, extra = payload_limit(largest), list[str]()
         if tls:
             secrets = directory / "secrets"
             subprocess.run(["sh", str(_SECRETS), str(secrets), "127.0.0.1"], check=True, capture_output=True)
             own, ca = secrets / "broker", str(secrets / "ca.pem")
-            listener = (f"listener {plain} 127.0.0.1",)
-            options = replace(options, certificate=own / "server.pem", key=own / "server.key", extra=listener)
-        with on_cores(rest), private_mosquitto(directory / "broker", options) as broker:
+            extra = [
+                f"certfile {own / 'server.pem'}",
+                f"keyfile {own / 'server.key'}",
+                f"listener {plain} 127.0.0.1",
+            ]
+        with (
+            on_cores(rest),
+            private_mosquitto(directory / "broker", max_payload=limit, extra=extra) as broker,
+        ):
             yield Arena(broker, plain if tls else broker.address.port, ca, lean, directory, rest)
 
 
 @contextlib.contextmanager
-def clouds(arena: Arena, logs: Sequence[str | None], against: Path | None) -> Iterator[list[Cloud]]:
+def clouds(place: Arena, plan: Plan) -> Iterator[dict[str, Cloud]]:
     """Start what takes part: trees first, then the ceilings that can be compiled here."""
     flags = {"raw C": ("-lz",), "libmosquitto": ("-DLIBMOSQUITTO", "-lz", "-lmosquitto")}
-    built = {name: compiled("ceiling_cloud.c", arena.directory, *flags[name], name=name) for name in flags}
-    with contextlib.ExitStack() as stack, arena.own_core():
-        trees = {"ours": _ROOT, **({} if against is None else {"against": against.resolve()})}
-        found: list[Cloud] = []
+    trees = {"ours": ROOT} if plan.against is None else {"ours": ROOT, "against": plan.against.resolve()}
+    taking: list[Cloud] = []
+    with contextlib.ExitStack() as stack, on_cores(first_core()):
         for name, tree in trees.items():
-            theirs = tree / _SERVING if (tree / _SERVING).exists() else _ROOT / _SERVING
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            child = stack.enter_context(program(str(theirs), tree=tree, **pipes))
-            found += [TreeCloud(name, log, child) for log in logs]
-        for name, binary in built.items():
-            if binary is not None:
-                kept = [log for log in logs if log in (None, "process")] if name == "raw C" else [None]
-                found += [CCloud(name, log, binary) for log in kept]
-        yield found
-
-
-# -- turns, and what they say -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """All turns of one cloud in one cell."""
-
-    cell: Cell
-    cloud: str
-    log: str | None
-    turns: Sequence[Turn]
-
-    def each(self, name: str) -> list[float]:
-        return [getattr(turn, name) for turn in self.turns if not turn.failure]
-
-    def median(self, name: str) -> float:
-        values = self.each(name)
-        return statistics.median(values) if values else math.nan
-
-    def over(self, other: Score | None, name: str) -> list[float]:
-        """Return the ratio of each turn to the other's turn of the same round."""
-        pairs = [] if other is None else zip(self.turns, other.turns, strict=True)
-        return [getattr(a, name) / getattr(b, name) for a, b in pairs if not (a.failure or b.failure)]
-
-    @property
-    def failures(self) -> list[str]:
-        return sorted({turn.failure for turn in self.turns if turn.failure})
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """All that was measured."""
-
-    all: Sequence[Score]
-
-    def find(self, cell: Cell, cloud: str, log: str | None) -> Score | None:
-        return next((one for one in self.all if (one.cell, one.cloud, one.log) == (cell, cloud, log)), None)
-
-    def ratios(self, score: Score) -> dict[str, list[float]]:
-        """Return a cloud's ratios to the others of its cell."""
-        cell = score.cell
-        raw, library = self.find(cell, "raw C", score.log), self.find(cell, "libmosquitto", None)
-        against = self.find(cell, "against", score.log) if score.cloud == "ours" else None
-        found = {
-            "cpu / raw C": score.over(raw, "cloud"),
-            "cpu / libmosquitto": score.over(library, "cloud"),
-            "rate / libmosquitto": score.over(library, "rate"),
-            "cpu / against": score.over(against, "cloud"),
-            "rate / against": score.over(against, "rate"),
-        }
-        return {name: values for name, values in found.items() if values}
-
-    def plain(self) -> list[dict[str, Any]]:
-        """Return everything as JSON can hold it."""
-        return [
-            {
-                **asdict(one.cell),
-                "cloud": one.cloud,
-                "log": one.log,
-                "turns": [asdict(turn) for turn in one.turns],
-                "ratios": {name: _spread(values) for name, values in self.ratios(one).items()},
-            }
-            for one in self.all
-        ]
-
-    def table(self) -> Table:
-        heads = ("updates/s", "cloud µs", "broker", "edges", "cloud MB", "broker", *_SHOWN)
-        table = Table(
-            "", "cloud", "log", *heads, title="medians of rounds (quartiles); µs of processor an update"
-        )
-        for one in self.all:
-            if one.failures:
-                table.add_row(str(one.cell), one.cloud, one.log or "off", "; ".join(one.failures))
+            if plan.only and name not in plan.only:
                 continue
-            ratios = self.ratios(one)
-            figures = [f"{one.median(name):,.1f}" for name in ("cloud", "broker", "edges")]
-            figures += [f"{one.median(name):,.0f}" for name in ("cloud_mb", "broker_mb")]
-            figures += [_shown(ratios.get(name, [])) for name in _SHOWN]
-            figures = [f"{one.median('rate'):,.{0 if one.median('rate') > 100 else 1}f}", *figures]
-            table.add_row(str(one.cell), one.cloud, one.log or "off", *figures)
-        return table
+            serving = (tree if (tree / _SERVING).exists() else ROOT) / _SERVING
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            child = stack.enter_context(program(str(serving), tree=tree, **pipes))
+            taking += [TreeCloud(name, log, child) for log in plan.logs]
+        for name, options in flags.items():
+            binary = None
+            if not plan.only or name in plan.only:
+                binary = compiled("ceiling_cloud.c", place.directory, *options, name=name)
+            if binary is not None:
+                kept = [log for log in plan.logs if log in (None, "process")] if name == "raw C" else [None]
+                taking += [CCloud(name, log, binary) for log in kept]
+        yield {labelled(cloud.name, cloud.log): cloud for cloud in taking}
 
 
-_SHOWN = ("cpu / raw C", "rate / libmosquitto", "cpu / against", "rate / against")
+def labelled(name: str, log: str | None) -> str:
+    return name if log is None else f"{name}, log" if log == "process" else f"{name}, log: {log}"
 
 
-def _spread(values: Sequence[float]) -> list[float]:
-    """Return lower quartile, median and upper quartile."""
-    return list(statistics.quantiles(values, n=4, method="inclusive")) if len(values) > 1 else [values[0]] * 3
+# -- what is asked of them --------------------------------------------------------------------------------------------
 
 
-def _shown(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    low, middle, high = _spread(values)
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})" if len(values) > 1 else f"{middle:.2f}"
-
-
-def race(
-    cells: Sequence[Cell],
-    logs: Sequence[str | None],
-    *,
-    rounds: int,
-    seconds: float,
-    warm: float,
-    against: Path | None = None,
-    only: Sequence[str] = (),
-    done: Callable[[Scores], None] = lambda _scores: None,
-) -> Scores:
-    """Let the clouds serve each cell in turns, forwards and backwards, so that what disturbs one disturbs all."""
-    scores = []
-    largest, tls = max(cell.dimension for cell in cells), any(cell.tls for cell in cells)
-    with arena(largest, tls=tls) as place, clouds(place, logs, against) as found:
-        taking = [cloud for cloud in found if not only or cloud.name in only]
-        for cell in cells:
-            here = [cloud for cloud in taking if not (cell.tls and isinstance(cloud, CCloud))]
-            turns: list[list[Turn]] = [[] for _ in here]
-            for number in range(rounds):
-                order = range(len(here)) if number % 2 == 0 else reversed(range(len(here)))
-                for k in order:
-                    turns[k].append(place.turn(here[k], cell, warm, seconds))
-            pairs = zip(here, turns, strict=True)
-            scores.append(Scores([Score(cell, cloud.name, cloud.log, took) for cloud, took in pairs]))
-            done(scores[-1])
-    return Scores([score for cell in scores for score in cell.all])
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-_LOGS = {"on": "process", "off": None, "process": "process", "power": "power"}
-
-
-def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench cloud", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--k", type=_numbers, default=[5, 20], help="edges: 5,20")
-    parser.add_argument("--n", type=_numbers, default=[785, 7850], help="parameters: 785,7850")
-    parser.add_argument(
-        "--log", default="on,off", help="gradient log: on (durable for the process), off, power"
-    )
-    parser.add_argument("--tls", default="off", help="between cloud and broker: on, off or off,on")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=0.5, help="measured in each turn")
-    parser.add_argument("--warm", type=float, default=0.15, help="seconds before them")
-    parser.add_argument(
-        "--against", type=Path, metavar="TREE", help="another checkout, whose cloud takes part"
-    )
-    parser.add_argument("--clouds", default="", help="these alone: ours,against,raw C,libmosquitto")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(words)
-    console = Console(stderr=given.json, width=200)
-    try:
-        if given.against is not None and not (given.against / "mapa" / "cloud_run.py").is_file():
-            raise ConfigurationError(f"--against {given.against}: no checkout of this project")
-        if unknown := [one for one in given.log.split(",") if one not in _LOGS]:
-            raise ConfigurationError(f"--log {unknown[0]}: allowed are {', '.join(_LOGS)}")
-        cells = [
-            Cell(edges, dimension, tls == "on")
-            for edges, dimension, tls in itertools.product(given.k, given.n, given.tls.split(","))
-        ]
-        scores = race(
-            cells,
-            [_LOGS[one] for one in given.log.split(",")],
-            rounds=given.rounds,
-            seconds=given.seconds,
-            warm=given.warm,
-            against=given.against,
-            only=[one for one in given.clouds.split(",") if one],
-            done=lambda scores: console.print(scores.table()),
+def ratios_of(cell: Cell, logs: Sequence[str | None]) -> list[Ratio]:
+    """Return the bars of a cell, and the ratios that only inform; those that nothing measured are not told."""
+    small, large = cell.dimension < 7_850, cell.edges * cell.dimension >= _LARGE
+    heard = cell.edges <= 20 and cell.dimension <= 7_850
+    asked: list[Ratio] = []
+    for log in logs:
+        ours = labelled("ours", log)
+        most = 1.8 if large else 3.5 if small else 1.6
+        asked.append(Ratio("cloud", ours, labelled("raw C", log), at_most=most if log or large else None))
+        at_most = 2.8 if log is None and not small else None
+        asked.append(Ratio("cloud", ours, "libmosquitto", at_most=at_most))
+        asked.append(
+            Ratio("rate", ours, "libmosquitto", at_least=0.55 if log == "process" and heard else None)
         )
-    except MapaError as error:
-        console.print(f"[red]{error}[/]")
-        return 2
-    if given.json:
-        print(json.dumps(scores.plain(), indent=1))
-    return 0
+        asked += [Ratio(figure, ours, labelled("against", log)) for figure in ("rate", "cloud")]
+        if log is not None:
+            asked.append(Ratio("rate", ours, "ours"))
+    if "process" in logs and "power" in logs:
+        asked.append(Ratio("rate", labelled("ours", "power"), labelled("ours", "process")))
+    return asked
+
+
+def cloud_cases(plan: Plan) -> Iterator[Case]:
+    largest, tls = max(cell.dimension for cell in plan.cells), any(cell.tls for cell in plan.cells)
+    with arena(largest, tls=tls) as place, clouds(place, plan) as taking:
+        for cell in plan.cells:
+            longer = 4 if cell.edges * cell.dimension >= _LARGE else 1
+            turns: dict[str, Turn] = {
+                name: functools.partial(place.turn, cloud, cell, plan.warm, longer * plan.seconds)
+                for name, cloud in taking.items()
+                if not (cell.tls and isinstance(cloud, CCloud))
+            }
+            yield Case(f"{cell}; µs of processor an update", turns, ratios_of(cell, plan.logs))
+
+
+def scale_cases(plan: Plan) -> Iterator[Case]:
+    """Yield our cloud beside itself: with many edges, with metrics that are asked for, and the authors' way."""
+    with arena(7_850) as place, clouds(place, replace(plan, logs=["process"], only=["ours"])) as taking:
+        (ours,) = taking.values()
+        assert isinstance(ours, TreeCloud)
+        scraped = TreeCloud("ours, scraped", "process", ours.program, metrics=True)
+
+        def turn(cloud: Cloud, edges: int) -> Turn:
+            return functools.partial(place.turn, cloud, Cell(edges, 7_850), plan.warm, plan.seconds)
+
+        many = {"K = 20": turn(ours, 20), "K = 1,000": turn(ours, 1_000)}
+        yield Case("N = 7,850: many edges", many, [Ratio("rate", "K = 1,000", "K = 20", at_least=0.8)])
+        asked = {"unasked": turn(ours, 20), "scraped": turn(scraped, 20)}
+        bars = [Ratio("rate", "scraped", "unasked", at_least=0.9)]
+        yield Case("K = 20, N = 7,850: metrics scraped five times a second", asked, bars)
+        beside = {"ours": turn(ours, 5), "the authors' way": lambda: authors_turn(place, plan.seconds)}
+        bars = [Ratio("rate", "ours", "the authors' way", at_least=80)]
+        yield Case("K = 5, N = 7,850: pickled tensors, QoS 2, sockets as they come", beside, bars)
+
+
+def authors_turn(place: Arena, seconds: float) -> Figures:
+    """Let the authors' way serve on a Mosquitto as it comes: Nagle's algorithm holds small packets back."""
+    directory = place.directory / f"b{next(place.numbers)}"
+    directory.mkdir()
+    address, configuration = BrokerAddress("127.0.0.1", free_port()), directory / "mosquitto.conf"
+    lines = [f"listener {address.port} {address.host}", "allow_anonymous true"]
+    lines += ["user root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    configuration.write_text("\n".join([*lines, ""]))
+    command = [str(find_mosquitto()), "-c", str(configuration)]  # there, or the tuned one had been refused
+    broker = Broker(address=address, kind="mosquitto", command=command, log=directory / "mosquitto.log")
+    words, port = ("-m", "experiments.bench.authors"), str(address.port)
+    with contextlib.ExitStack() as stack:
+        with on_cores(place.rest):
+            stack.enter_context(broker.running())
+        with on_cores(first_core()):
+            cloud = stack.enter_context(
+                program(*words, "cloud", port, "7850", str(max(1.0, seconds)), stdout=subprocess.PIPE)
+            )
+        assert cloud.stdout is not None
+        if not cloud.stdout.readline():
+            raise MapaError("bench: the authors' cloud did not begin")
+        with on_cores(place.rest):
+            stack.enter_context(program(*words, "edges", port, "5", "7850"))
+        figures: dict[str, float] = json.loads(cloud.stdout.readline())
+    return figures
+
+
+def plan_of(k: Sequence[int], n: Sequence[int], logs: Sequence[str], tls: Sequence[str], **more: Any) -> Plan:
+    """Return the plan of options; no K and no N: the usual cells."""
+    against = more.get("against")
+    if against is not None and not (against / "mapa" / "cloud_run.py").is_file():
+        raise ConfigurationError(f"--against {against}: no checkout of this project")
+    for option, words, allowed in (("--log", logs, tuple(LOGS)), ("--tls", tls, ("on", "off"))):
+        if unknown := [word for word in words if word not in allowed]:
+            raise ConfigurationError(f"{option} {unknown[0]}: allowed are {', '.join(allowed)}")
+    if k or n or list(tls) != ["off"]:
+        product = itertools.product(k or (5, 20), n or (785, 7_850), tls)
+        more["cells"] = [Cell(edges, dimension, word == "on") for edges, dimension, word in product]
+    return Plan(logs=[LOGS[word] for word in logs], **more)

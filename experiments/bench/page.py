@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.bench.bed import cloud_bed, cores, on_cores, repeating
-from experiments.bench.memory import held_by
-from experiments.bench.ratios import Ratio
+from experiments.bench.bed import cloud_bed, cores, held_by, on_cores, repeating
+from experiments.bench.rounds import Case, Figures, Ratio, Turn
 from mapa.commands.dashboard import page_beside
 
 _EDGES, _RATE = 20, 1000  # updates a second
@@ -156,13 +155,35 @@ class Watched:
         place = self.events // 100
         return 1000 * (answers[place] if place < len(answers) else 0.016)
 
+    def inputs_told(self, stolen: Stolen, processors: set[int]) -> Figures:
+        return {
+            "slowest input ms": self.slowest(stolen, processors),
+            "input with the host's ms": self.slowest(),
+            "99 % ms": self.usual(),
+            "inputs": self.events,
+            "moments above 100 ms": self.moments(stolen, processors),
+        }
 
-def page_ratios(minutes: float) -> Iterator[Ratio]:
+
+def page_cases(minutes: float) -> Iterator[Case]:
+    """Yield a live run that is watched, and an empty page, which tells what the browser itself takes."""
+    bars = (
+        Ratio("latest update s", "the page", at_most=1.0),
+        Ratio("slowest input ms", "the page", at_most=100),
+        Ratio("longest task ms", "the page", at_most=50),
+        Ratio("own MB", "the page", at_most=200),
+    )
+    name = f"page, {minutes:g} min, {_EDGES} edges; without what the host took, unless said"
+    empty: list[Figures] = []
+    turns: dict[str, Turn] = {"the page": lambda: _page(minutes, empty), "an empty page": lambda: empty[-1]}
+    yield Case(name, turns, bars, rounds=1)
+
+
+def _page(minutes: float, empty: list[Figures]) -> Figures:
     """Watch a live run of 20 edges and 1,000 updates a second, moving, zooming and changing views all the while.
 
     The run has one half of the processors and the browser the other, as if it were watched from another machine: what
-    else a busy machine does is not the page's. Time that the host of a virtual machine gave to others is taken off.
-    An empty page that is watched afterwards, for a tenth of the time, tells what the browser itself takes.
+    else a busy machine does is not the page's. An empty page is watched afterwards, for a tenth of the time.
     """
     from playwright.sync_api import sync_playwright
 
@@ -171,7 +192,7 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
     with contextlib.ExitStack() as stack:
         with on_cores(of_run):
             bed = stack.enter_context(cloud_bed("quickstart", _EDGES, _SETTINGS))
-            fleet = bed.lean_edges(_EDGES, _RATE, 60 * minutes, 1)
+            bed.lean_edges(_EDGES, _RATE, 60 * minutes, 1)
             beside = stack.enter_context(page_beside(bed.runs))
         stack.enter_context(on_cores(of_browser))
         playwright = stack.enter_context(sync_playwright())
@@ -182,35 +203,30 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
             with repeating(recorded.look, _LOOK), repeating(stolen.look, _STEAL_LOOK):
                 address = f"{beside.address}#/run/{run.name}/fleet"
                 seen = _watched(browser, address, recorded, minutes * 60)
-                empty = _watched_empty(browser, minutes * 6)
+                unused = _watched_empty(browser, minutes * 6)
         finally:
             browser.close()
         bed.check()
         bed.end()
-        fleet.end()
     (first, began), (last, ended) = recorded.written[0], recorded.written[-1]
-    what = f"{minutes:g} min, {(last - first) / (ended - began):,.0f} updates/s of {_EDGES} edges"
     waits = sorted(end - begin for begin, end in seen.waits)
-    detail = f"median {statistics.median(waits):.2f} s, 99 % {waits[int(0.99 * (len(waits) - 1))]:.2f} s"
-    detail += (
-        f", with what the host took {waits[-1]:.2f} s; {what}; the host took {stolen.share:.0%} of the time"
-    )
-    latest = max(map(stolen.own, seen.waits))
-    yield Ratio("page: latest an update is shown / 1 s", latest, 1.0, True, detail)
-    tasks = f"{len(seen.long)} long tasks, the longest {max(seen.long, default=0):.0f} ms"
-    detail = f"above 100 ms at {seen.moments(stolen, of_browser)} moments; "
-    detail += f"with what the host took {seen.slowest():.0f} ms, 99 % of {seen.events:,} events within "
-    detail += f"{seen.usual():.0f} ms; {tasks}; an empty page: {empty.slowest(stolen, of_browser):.0f} ms, "
-    detail += f"with what the host took {empty.slowest():.0f} ms, 99 % within {empty.usual():.0f} ms"
-    yield Ratio(
-        "page: slowest input to paint / 100 ms", seen.slowest(stolen, of_browser) / 100, 1.0, True, detail
-    )
-    worst = max(seen.tasks)
-    detail = f"a long task has 50 ms; {len(seen.tasks):,} tasks in a round through all views, traced"
-    yield Ratio("page: longest task, on the processor / 50 ms", worst / 50, 1.0, True, detail)
     own, resident = (max(column) for column in zip(*seen.tabs, strict=True))
-    detail = f"{own:.0f} MB its own, {resident:.0f} MB resident, JavaScript heap {max(seen.heaps):.0f} MB"
-    yield Ratio("page: its tab's own memory / 200 MB", own / 200, 1.0, True, f"{detail}; the largest seen")
+    empty.append(unused.inputs_told(stolen, of_browser))
+    return {
+        "latest update s": max(map(stolen.own, seen.waits)),
+        "with the host's s": waits[-1],
+        "median s": statistics.median(waits),
+        "99 % s": waits[int(0.99 * (len(waits) - 1))],
+        **seen.inputs_told(stolen, of_browser),
+        "longest task ms": max(seen.tasks),
+        "tasks": len(seen.tasks),
+        "long tasks": len(seen.long),
+        "own MB": own,
+        "resident MB": resident,
+        "heap MB": max(seen.heaps),
+        "updates/s": (last - first) / (ended - began),
+        "host took %": 100 * stolen.share,
+    }
 
 
 def _watched_empty(browser: Any, seconds: float) -> Watched:

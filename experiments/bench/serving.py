@@ -48,21 +48,19 @@ def bench_scenario(edges: int, durability: str = "process") -> Scenario:
     )
 
 
-def bench_setting(edges: int, dimension: int, durability: str = "process") -> Setting:
-    """Return a run of N parameters on a data set of one record; lean edges never ask for a gradient."""
-    one = Samples(np.zeros((1, dimension - 1), np.float32), np.zeros(1, np.int64))
-    dataset = Dataset("none", (dimension - 1,), 2, one, one, "none")
-    model = LogisticRegression(shape=dataset.shape, classes=2)
-    return Setting(bench_scenario(edges, durability), dataset, model, [np.arange(12)] * edges)
-
-
 def serve(task: dict[str, Any], directory: Path, metrics: socket.socket | None = None) -> dict[str, Any]:
-    """Serve one run until the next line; `log`: how durable the gradient log is, or null for none."""
-    scenario = bench_scenario(task["edges"])
+    """Serve one run until the next line; `log`: how durable the gradient log is, or null for none.
+
+    The data set has one record: lean edges never ask for a gradient.
+    """
+    scenario = bench_scenario(task["edges"], task["log"] or "process")
+    one = Samples(np.zeros((1, task["dimension"] - 1), np.float32), np.zeros(1, np.int64))
+    dataset = Dataset("none", (task["dimension"] - 1,), 2, one, one, "none")
+    model = LogisticRegression(shape=dataset.shape, classes=2)
     with (
         RunDirectory(directory / task["run"]) as records,
         open_cloud(
-            bench_setting(task["edges"], task["dimension"], task["log"] or "process"),
+            Setting(scenario, dataset, model, [np.arange(12)] * task["edges"]),
             run=RunId(task["run"]),
             broker=parse_address(task["broker"]),
             credentials=Credentials(tls=TlsFiles(ca=Path(task["ca"])) if task["ca"] else None),
@@ -78,10 +76,10 @@ def serve(task: dict[str, Any], directory: Path, metrics: socket.socket | None =
         loop.serve(lambda: not cloud.channel.owing)  # then the broker knows what it subscribes to
         incarnation = cloud.service.server.incarnation
         hello = Hello(edge_id=EdgeId("any"), nonce=codec.new_nonce(), incarnation=incarnation)
-        said = {"hello": codec.encode(hello).hex()}
-        print(
-            json.dumps(said if metrics is None else {**said, "metrics": metrics.getsockname()[1]}), flush=True
-        )
+        said: dict[str, Any] = {"hello": codec.encode(hello).hex()}
+        if metrics is not None:
+            said["metrics"] = metrics.getsockname()[1]
+        print(json.dumps(said), flush=True)
 
         def end(_mask: int) -> None:
             os.read(_STDIN, 4096)

@@ -1,34 +1,33 @@
 """Many edges for a long time: python -m experiments.bench soak --edges 1000 --minutes 15
 
 The cloud is `mapa cloud` as a process of its own on a private Mosquitto; edges are lean, in a few processes. Sampled
-every second from /proc: resident memory and open descriptors of cloud and broker, and what the run takes on disk. Exit
-0 where none of them grows, 1 where growth cannot be excluded, 2 wrong configuration.
+every second from /proc: resident memory and open descriptors of cloud and broker, and what the run takes on disk. With
+--strict the exit code is 1 where growth of one of them cannot be excluded.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import math
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
 from cloud.recovery_log import EVERY_BYTES
-from common.errors import ConfigurationError
-from experiments.bench.bed import DIMENSION, CloudBed, cloud_bed
+from common.errors import ConfigurationError, MapaError
+from experiments.bench.bed import MEGA, CloudBed, cloud_bed
+from experiments.bench.rounds import Case, Figures, Ratio
 
 BLOCKS = 10  # of a minute each in 15 minutes: memory moves in steps that last for several checkpoints
-_MOST_DISK = 3 * EVERY_BYTES  # two segments that are needed, and one before it is removed
+_PROCESSES = 2  # that carry the edges
+_MOST_DISK = 3 * EVERY_BYTES / MEGA  # two segments that are needed, and one before it is removed
 # an update: a leak keeps an object for each, and the smallest has 16 bytes; one descriptor in 10,000
 _BOUNDS = {"resident": 16.0, "descriptors": 1e-4}
 SETTINGS = (
@@ -43,27 +42,8 @@ SETTINGS = (
 SampledValues = Sequence[float] | npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """Change a second, with the bounds of a 95 % confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def per(self, rate: float) -> Slope:
-        """Return the slope per event where `rate` of them come a second."""
-        if not rate > 0:
-            raise ConfigurationError(f"soak: {rate:g} updates a second: nothing to divide by")
-        return Slope(self.value / rate, self.low / rate, self.high / rate)
-
-    def flat(self, bound: float) -> bool:
-        """Tell whether growth above the bound is excluded; what shrinks is no leak."""
-        return self.high < bound
-
-
-def fit_slope(times: SampledValues, values: SampledValues, blocks: int = BLOCKS) -> Slope:
-    """Fit a line to the means of blocks.
+def fit_slope(times: SampledValues, values: SampledValues, blocks: int = BLOCKS) -> npt.NDArray[np.float64]:
+    """Fit a line to the means of blocks; return its slope and the bounds of a 95 % confidence interval.
 
     One second's sample is nearly the last one's: a fit to all of them would take them for independent, and its
     interval for far too small. Means over blocks that are longer than what makes them alike (a checkpoint comes every
@@ -81,7 +61,7 @@ def fit_slope(times: SampledValues, values: SampledValues, blocks: int = BLOCKS)
     residuals = y - y.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (blocks - 2) / spread)
     reach = float(student.ppf(0.975, blocks - 2)) * error
-    return Slope(slope, slope - reach, slope + reach)
+    return np.array([slope, slope - reach, slope + reach])
 
 
 def last_part(times: Sequence[float], share: float = 2 / 3) -> slice:
@@ -111,42 +91,48 @@ def _on_disk(folder: Path) -> float:
 
 def judge(
     times: Sequence[float], samples: Sequence[Mapping[str, float]], answered: npt.NDArray[np.float64]
-) -> tuple[list[dict[str, Any]], float]:
-    """Return whether each quantity is flat over the last two thirds, and the updates a second meanwhile."""
+) -> tuple[Figures, list[Ratio]]:
+    """Return what was seen over the last two thirds, and the bars of it: upper ends of 95 % intervals, an update."""
     part = last_part(times)
     begin, end = times[part.start], times[-1]
     rate = int(np.count_nonzero((answered >= begin) & (answered <= end))) / (end - begin)
-    found = []
+    if not rate > 0:
+        raise MapaError("soak: no update in the last two thirds: nothing to divide by")
+    figures, bars = {"rate": rate}, []
     for name in samples[0]:
         values = [sample[name] for sample in samples[part]]
-        slope, largest, bound = (
-            fit_slope(times[part], values).per(rate),
-            max(values),
-            _BOUNDS.get(name.split()[1]),
-        )
-        found.append(
-            {
-                "name": name,
-                "mean": float(np.mean(values)),
-                "largest": largest,
-                "slope_per_update": slope.value,
-                "interval": [slope.low, slope.high],
-                "bound": bound,
-                "most": _MOST_DISK if bound is None else None,
-                # the disk's use is a saw: it is recycled, or it is not
-                "flat": largest <= _MOST_DISK if bound is None else slope.flat(bound),
-            }
-        )
-    return found, rate
+        figures[f"{name}, mean"] = float(np.mean(values))
+        bound = _BOUNDS.get(name.split()[1])
+        if bound is None:  # the disk's use is a saw: it is recycled, or it is not
+            figures[f"{name} MB, most"] = max(values) / MEGA
+            bars.append(Ratio(f"{name} MB, most", "the run", at_most=_MOST_DISK))
+            continue
+        slopes = zip(("slope", "least", "most"), fit_slope(times[part], values) / rate, strict=True)
+        figures |= {f"{name}, {which}": float(slope) for which, slope in slopes}
+        bars.append(Ratio(f"{name}, most", "the run", at_most=bound))
+    return figures, bars
 
 
-def soak(edges: int, minutes: float, rate: float, processes: int) -> dict[str, Any]:
-    """Run it; return everything that was found."""
+def soak_cases(edges: int, minutes: float, rate: float, out: Path | None) -> Iterator[Case]:
+    if not Path("/proc/self/statm").exists():
+        raise ConfigurationError("soak: memory and descriptors are read from /proc: Linux alone")
+    if not 1 <= edges <= 1250:  # four rows each, or more
+        raise ConfigurationError(f"--edges {edges}: must be from 1 to 1,250")
+    if not (1 <= minutes < math.inf and rate > 0):
+        raise ConfigurationError(f"--minutes {minutes:g}, --rate {rate:g}: must be at least 1, and above 0")
+    bars: list[Ratio] = []  # filled by the turn, which knows what was sampled
+    turn = functools.partial(_soak, edges, minutes, rate, out, bars)
+    yield Case(
+        f"soak: K = {edges:,}, {minutes:g} min, {rate:g}/s asked for", {"the run": turn}, bars, rounds=1
+    )
+
+
+def _soak(edges: int, minutes: float, rate: float, out: Path | None, bars: list[Ratio]) -> Figures:
     times: list[float] = []
     samples: list[dict[str, float]] = []
     load = [os.getloadavg()[0]]
     with cloud_bed("quickstart", edges, SETTINGS) as bed:
-        fleet = bed.lean_edges(edges, rate, 60 * minutes, processes)
+        bed.lean_edges(edges, rate, 60 * minutes, _PROCESSES)
         began = time.monotonic()
         while time.monotonic() < began + 60 * minutes:
             bed.check()
@@ -154,61 +140,22 @@ def soak(edges: int, minutes: float, rate: float, processes: int) -> dict[str, A
             samples.append(look_at(bed))
             load.append(os.getloadavg()[0])
             time.sleep(max(0.0, began + len(times) - time.monotonic()))
-        summary, counted = bed.end(), fleet.end()
+        summary, counted = bed.end()
         trips = np.concatenate([np.load(path) for path in bed.directory.glob("trips-*.npy")])
-    verdicts, measured = judge(times, samples, trips[:, 0])
-    late = trips[trips[:, 0] >= times[last_part(times).start], 1]
-    percentiles = {f"p{p:g}": float(np.percentile(late, p)) * 1e3 for p in (50, 90, 95, 99, 99.9)}
-    refused = [one["refused"] for one in counted]
+    figures, asked = judge(times, samples, trips[:, 0])
+    bars += asked
+    late = 1e3 * trips[trips[:, 0] >= times[last_part(times).start], 1]
+    if out is not None:
+        columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+        kept = {"time": [when - began for when in times], **columns}
+        out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     return {
-        "edges": edges,
-        "minutes": minutes,
+        **figures,
+        **{f"round trip ms, {p:g} %": float(np.percentile(late, p)) for p in (50, 90, 95, 99, 99.9, 100)},
         "updates": summary["updates"],
-        "updates_per_second": measured,
-        "logged_bytes": summary["updates"] * 4 * DIMENSION,
-        "load": [min(load), float(np.median(load)), max(load)],
-        "round_trip_ms": {**percentiles, "max": float(late.max()) * 1e3},
-        "refused_at_edges": {key: sum(one.get(key, 0) for one in refused) for one in refused for key in one},
-        "refused_by_cloud": summary["refused"],
-        "sent_again": sum(one["resent"] for one in counted),
-        "verdicts": verdicts,
-        "flat": all(verdict["flat"] for verdict in verdicts),
-        "samples": {
-            "time": [when - began for when in times],
-            **{name: [sample[name] for sample in samples] for name in samples[0]},
-        },
+        "load, median": float(np.median(load)),
+        "load, most": max(load),
+        "refused at edges": sum(sum(one["refused"].values()) for one in counted),
+        "refused by cloud": sum(summary["refused"].values()),
+        "sent again": sum(one["resent"] for one in counted),
     }
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench soak", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--edges", type=int, default=1000)
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--rate", type=float, default=500.0, help="updates a second of all edges together")
-    parser.add_argument("--processes", type=int, default=2, help="that carry the edges")
-    parser.add_argument("--out", type=Path, help="file for every sample, as JSON")
-    given = parser.parse_args(arguments)
-    checks = {
-        "soak: memory and descriptors are read from /proc: Linux alone": Path("/proc/self/statm").exists(),
-        f"--edges {given.edges}: must be from 1 to 1,250": 1
-        <= given.edges
-        <= 1250,  # four rows each, or more
-        f"--minutes {given.minutes:g}: must be at least 1": 1 <= given.minutes < math.inf,
-        "--rate and --processes: must be above 0": given.rate > 0 and given.processes > 0,
-    }
-    for said, holds in checks.items():
-        if not holds:
-            print(f"configuration error: {said}", file=sys.stderr)
-            return 2
-    try:
-        found = soak(given.edges, given.minutes, given.rate, given.processes)
-    except ConfigurationError as error:
-        print(f"configuration error: {error}", file=sys.stderr)
-        return 2
-    sampled = found.pop("samples")
-    if given.out is not None:
-        given.out.write_text(json.dumps(sampled) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=2))
-    return 0 if found["flat"] else 1

@@ -9,7 +9,8 @@ import signal
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress
 from mapa.brokers import accepts, free_port
 from mapa.chaos.faults import BROKER, CLOUD, FaultKind
-from mapa.chaos.trial import FAILED, Service, TrialPlan
+from mapa.chaos.trial import FAILED, Environment, Service, TrialPlan
 from mapa.container_run import (
     NUMBER,
     PROJECT,
@@ -131,7 +132,6 @@ class ContainerService(Service):
         return self._running
 
     def kill(self) -> None:
-        """SIGKILL of the program inside its container, as the kernel would."""
         if not self._running:
             return
         self.allow(_KILLED)
@@ -140,7 +140,6 @@ class ContainerService(Service):
         self._until(lambda: len(self.ends) > before, "end")
 
     def pause(self, on: bool) -> None:
-        """SIGSTOP, or SIGCONT, of the program inside its container."""
         self._signal(signal.SIGSTOP if on else signal.SIGCONT, inside=True)
 
     def dismiss(self) -> None:
@@ -210,89 +209,70 @@ class ContainerBroker:
         self._stack.fault(FaultKind.PAUSE, BROKER, on)
 
 
-class ContainerEnvironment:
-    """The containers, disks and network of one run; nothing of them is left afterwards."""
+@contextlib.contextmanager
+def in_containers(run: ContainerRun, plan: TrialPlan, directory: Path) -> Iterator[Environment]:
+    """Start the broker, the network and the disks of a run; nothing of them is left afterwards."""
+    stack, sizes = run.stack, disk_sizes(plan)
 
-    def __init__(self, plan: TrialPlan, directory: Path, run: ContainerRun) -> None:
-        self._directory, self._run = directory, run
-        self._names = plan.services
-        self._sizes = disk_sizes(plan)
-        self._open = contextlib.ExitStack()
-        self.host = ""
-        self.broker: ContainerBroker
+    def disk(name: str, target: str) -> Any:
+        return run.volume(f"disk-{name}", target, sizes[split_name(name)[0]])
 
-    def __enter__(self) -> Self:
-        stack = self._run.stack
-        self._open.callback(self._run.down)
-        try:
-            port = free_port()
-            self._run.prepare(ports={"1883/tcp": ("127.0.0.1", port)})
-            self.broker = ContainerBroker(stack, BrokerAddress("127.0.0.1", port))
-            self.host = stack.gateway()
-            self._events = self._open.enter_context(EngineEvents(stack.client, stack.project))
-            (self._directory / "slow").mkdir()
-            self._run.start(
-                "disks",
-                1,
-                self._run.images.cloud,
-                entrypoint=["python", "-I", "-S", "-c", "import signal; signal.pause()"],
-                mounts=[self._disk(name, f"/disks/{name}") for name in self._names],
-                mem_limit=sum(self._sizes[split_name(name)[0]] for name in self._names) + 64 * _MB,
-                healthcheck={"test": ["NONE"]},
-            )
-        except BaseException:
-            self._open.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def service(self, name: str, broker: BrokerAddress) -> ContainerService:
-        service, number = split_name(name)
-
-        def run() -> None:
-            images = self._run.images
-            slow_disk = ["python", "-m", "mapa.chaos.slow_disk", f"/chaos/{name}"]
-            state = self._disk(name, "/runs" if name == CLOUD else "/state")
-            self._run.start(
-                service,
-                number,
-                images.cloud if name == CLOUD else images.edge,
-                environment={"BROKER": str(broker)},
-                entrypoint=[*slow_disk, "mapa.container", service],
-                mounts=[state, bind(self._directory / "slow", "/chaos")],
-                healthcheck={"test": ["NONE"]},
-            )
-
-        return ContainerService(
-            name, self._directory, self._run.stack, self._events, run, lambda on: self._fill(name, on)
-        )
-
-    def collect(self) -> None:
-        """Copy every disk and log out of the containers."""
-        for container in self._run.stack.containers():
-            service, number = container.labels[SERVICE], container.labels[NUMBER]
-            name = f"edge-{number}" if service == "edge" else service
-            (self._directory / f"{name}.log").write_bytes(container.logs())
-        packed, _ = self._run.stack.container("disks").get_archive("/disks")
-        with tarfile.open(fileobj=io.BytesIO(b"".join(packed))) as archive:
-            archive.extractall(self._directory, filter="data")
-        disks = self._directory / "disks"
-        shutil.copytree(disks / CLOUD, self._directory / "runs", dirs_exist_ok=True)
-        for name in self._names[1:]:
-            shutil.copytree(disks / name, self._directory / "state" / name)
-        shutil.rmtree(disks)
-
-    def _disk(self, name: str, target: str) -> Any:
-        return self._run.volume(f"disk-{name}", target, self._sizes[split_name(name)[0]])
-
-    def _fill(self, name: str, on: bool) -> None:
+    def fill(name: str, on: bool) -> None:
         """Take what is left of a disk but two pages, which is less than a record, or give it back."""
         program = ["python", "-I", "-S", "-c", _FULL if on else _EMPTY, f"/disks/{name}/.full"]
-        done = self._run.stack.container("disks").exec_run(program)
+        done = stack.container("disks").exec_run(program)
         if done.exit_code:
             raise ContainerRunError(f"{name}: its disk: {done.output.decode(errors='replace').strip()}")
+
+    def start(name: str, broker: BrokerAddress) -> None:
+        service, number = split_name(name)
+        slow_disk = ["python", "-m", "mapa.chaos.slow_disk", f"/chaos/{name}"]
+        run.start(
+            service,
+            number,
+            run.images.cloud if name == CLOUD else run.images.edge,
+            environment={"BROKER": str(broker)},
+            entrypoint=[*slow_disk, "mapa.container", service],
+            mounts=[disk(name, "/runs" if name == CLOUD else "/state"), bind(directory / "slow", "/chaos")],
+            healthcheck={"test": ["NONE"]},
+        )
+
+    def service(name: str, broker: BrokerAddress) -> ContainerService:
+        begin = partial(start, name, broker)
+        return ContainerService(name, directory, stack, events, begin, partial(fill, name))
+
+    def collect() -> None:
+        for container in stack.containers():
+            service, number = container.labels[SERVICE], container.labels[NUMBER]
+            name = f"edge-{number}" if service == "edge" else service
+            (directory / f"{name}.log").write_bytes(container.logs())
+        packed, _ = stack.container("disks").get_archive("/disks")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(packed))) as archive:
+            archive.extractall(directory, filter="data")
+        disks = directory / "disks"
+        shutil.copytree(disks / CLOUD, directory / "runs", dirs_exist_ok=True)
+        for name in plan.services[1:]:
+            shutil.copytree(disks / name, directory / "state" / name)
+        shutil.rmtree(disks)
+
+    try:
+        port = free_port()
+        run.prepare(ports={"1883/tcp": ("127.0.0.1", port)})
+        (directory / "slow").mkdir()
+        with EngineEvents(stack.client, stack.project) as events:
+            run.start(
+                "disks",
+                1,
+                run.images.cloud,
+                entrypoint=["python", "-I", "-S", "-c", "import signal; signal.pause()"],
+                mounts=[disk(name, f"/disks/{name}") for name in plan.services],
+                mem_limit=sum(sizes[split_name(name)[0]] for name in plan.services) + 64 * _MB,
+                healthcheck={"test": ["NONE"]},
+            )
+            broker = ContainerBroker(stack, BrokerAddress("127.0.0.1", port))
+            yield Environment(broker, stack.gateway(), service, collect)
+    finally:
+        run.down()
 
 
 def disk_sizes(plan: TrialPlan) -> dict[str, int]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
 
 from common.own_code import allowing
 from common.quantities import RunId
 from common.transport.connection import BrokerAddress
-from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
+from mapa.brokers import private_mosquitto
 from mapa.chaos.faults import CLOUD
-from mapa.chaos.trial import FAILED, Service, TrialPlan
+from mapa.chaos.trial import FAILED, Environment, Service, TrialPlan
 from mapa.process_run import edge_arguments
-from mapa.processes import start_child
+from mapa.processes import await_children, last_lines, start_child
 
 _KILLED = -int(signal.SIGKILL)
 _TOLD_EARLY = (
@@ -56,14 +53,11 @@ class ProcessService(Service):
     @property
     def running(self) -> bool:
         """Whether the process runs; one that has ended is noted, once."""
-        if self._child is None:
-            return False
-        code = self._child.poll()
-        if code is None:
-            return True
-        self._child = None
-        self._note_end(code)
-        return False
+        code = None if self._child is None else self._child.poll()
+        if code is not None:
+            self._child = None
+            self._note_end(code)
+        return self._child is not None
 
     def come_back(self) -> bool:
         if not self.running:
@@ -79,6 +73,13 @@ class ProcessService(Service):
             self._child.kill()
             self._child.wait()
             _ = self.running
+
+    def end(self, patience: float) -> None:
+        if self._child is not None:
+            await_children([self._child], patience)
+        if self.running:
+            self._allowed.discard(_KILLED)
+            self._kill()
 
     def pause(self, on: bool) -> None:
         self._send(signal.SIGSTOP if on else signal.SIGCONT)
@@ -107,18 +108,8 @@ class ProcessService(Service):
             soft = _log_size(pid) + _ROOM if on else hard
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
-    def end(self, patience: float) -> None:
-        until = time.monotonic() + patience
-        while self.running and time.monotonic() < until:
-            time.sleep(0.02)
-        self._allowed.discard(_KILLED)
-        self._kill()
-
     def last_lines(self, lines: int = 3) -> str:
-        if not self.log.exists():
-            return ""
-        output = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return " / ".join(output[-lines:])[-600:]
+        return last_lines(self.log, lines)
 
 
 def _log_size(pid: int) -> int:
@@ -131,51 +122,12 @@ def _log_size(pid: int) -> int:
     return largest
 
 
-class ProcessBroker:
-    """A private Mosquitto."""
+@contextlib.contextmanager
+def in_processes(plan: TrialPlan, run: RunId, directory: Path) -> Iterator[Environment]:
+    """Start the broker of a run; everything that the run writes is in the directory."""
+    runs = directory / "runs"
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.address, self.start, self.stop = broker.address, broker.start, broker.stop
-
-    def kill(self) -> None:
-        self._broker.stop(signal.SIGKILL)
-
-    def pause(self, on: bool) -> None:
-        os.kill(self._broker.pid, signal.SIGSTOP if on else signal.SIGCONT)
-
-
-class ProcessEnvironment:
-    """The processes of one run; everything they write is in one directory."""
-
-    host = "127.0.0.1"
-
-    def __init__(self, plan: TrialPlan, run: RunId, directory: Path) -> None:
-        self._plan, self._run, self._directory = plan, run, directory
-        self._open = contextlib.ExitStack()
-        self.broker: ProcessBroker
-
-    def __enter__(self) -> Self:
-        (self._directory / "slow").mkdir()
-        limit = MosquittoOptions(max_payload=self._plan.setting.payload_bytes)
-        broker = self._open.enter_context(private_mosquitto(self._directory / "broker", limit))
-        self.broker = ProcessBroker(broker)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def service(self, name: str, broker: BrokerAddress) -> ProcessService:
-        if name == CLOUD:
-            codes = self._plan.may_end_with
-            return ProcessService(name, self._directory, lambda: self._cloud(broker), codes)
-        return ProcessService(name, self._directory, lambda: self._edge(name, broker))
-
-    def collect(self) -> None:
-        """Everything is in the directory."""
-
-    def _cloud(self, broker: BrokerAddress) -> list[str]:
-        plan, runs = self._plan, self._directory / "runs"
+    def cloud(broker: BrokerAddress) -> list[str]:
         program = [*plan.program, "cloud", "--broker", str(broker)]
         program += ["--runs-dir", str(runs), "--data-dir", str(plan.data_dir)]
         if manifests := sorted(runs.glob("*/manifest.json")):
@@ -183,9 +135,18 @@ class ProcessEnvironment:
             return [*program, *own_code, "--resume", str(manifests[0].parent)]
         program += [plan.name, *([] if plan.edges is None else ["--edges", str(plan.edges)])]
         program += [word for change in plan.settings for word in ("--set", change)]
-        return [*program, "--run", self._run, "--edges-at-least", str(plan.scenario.workers)]
+        return [*program, "--run", run, "--edges-at-least", str(plan.scenario.workers)]
 
-    def _edge(self, name: str, broker: BrokerAddress) -> list[str]:
-        plan, state = self._plan, self._directory / "state" / name
-        command = edge_arguments(plan.scenario, self._run, broker, state, plan.data_dir, 1)
+    def edge(name: str, broker: BrokerAddress) -> list[str]:
+        command = edge_arguments(plan.scenario, run, broker, directory / "state" / name, plan.data_dir, 1)
         return command[command.index("-m") + 1 :] + ([] if plan.scenario.seed is None else ["--allow-seed"])
+
+    def service(name: str, broker: BrokerAddress) -> ProcessService:
+        if name == CLOUD:
+            return ProcessService(name, directory, lambda: cloud(broker), plan.may_end_with)
+        return ProcessService(name, directory, lambda: edge(name, broker))
+
+    (directory / "slow").mkdir()
+    limit = plan.setting.payload_bytes
+    with private_mosquitto(directory / "broker", max_payload=limit) as broker:
+        yield Environment(broker, "127.0.0.1", service, lambda: None)

@@ -7,9 +7,11 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError, MapaError
@@ -22,7 +24,6 @@ from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import BROKER, CLOUD, Bounds, Fault, FaultKind, Injector
-from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.verdict import Ended, Evidence, ModelWatch, gather, verdict
 from mapa.cloud_run import Setting
 from mapa.run_parts import NEEDS_FILES
@@ -114,15 +115,17 @@ class Service(Protocol):
         self._slow_file = directory / "slow" / name
 
     def allow(self, *codes: int) -> None:
-        """Expect these exit codes of the present process."""
         self._allowed.update(codes)
 
     def _note_end(self, code: int) -> None:
         self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_lines()))
 
     def slow(self, on: bool) -> None:
-        """Slow its writes down, or no more."""
-        set_slow(self._slow_file, on)
+        """Slow its writes down, or no more: see slow_disk.py."""
+        if on:
+            self._slow_file.touch()
+        else:
+            self._slow_file.unlink(missing_ok=True)
 
     @property
     def running(self) -> bool: ...
@@ -147,20 +150,17 @@ class TrialBroker(Protocol):
     def pause(self, on: bool) -> None: ...  # freeze it, or let it go on
 
 
-class Environment(Protocol):
+@dataclass(frozen=True, slots=True)
+class Environment:
     """Where a run happens: its broker, its services and their disks."""
 
-    @property
-    def broker(self) -> TrialBroker: ...
-    @property
-    def host(self) -> str: ...  # an address of this machine that the services reach
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def service(self, name: str, broker: BrokerAddress) -> Service: ...  # not started
-    def collect(self) -> None: ...  # bring runs/, state/NAME/ and NAME.log into the directory
+    broker: TrialBroker
+    host: str  # an address of this machine that the services reach
+    service: Callable[[str, BrokerAddress], Service]  # by its name; not started
+    collect: Callable[[], None]  # bring runs/, state/NAME/ and NAME.log into the directory
 
 
-MakeEnvironment = Callable[[TrialPlan, RunId, Path], Environment]
+MakeEnvironment = Callable[[TrialPlan, RunId, Path], AbstractContextManager[Environment]]
 
 
 # -- the trial ----------------------------------------------------------------------------------------------
@@ -168,8 +168,6 @@ MakeEnvironment = Callable[[TrialPlan, RunId, Path], Environment]
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a run came through."""
-
     directory: Path
     evidence: Evidence | None  # None: it never began
     wrong: Sequence[str]
@@ -198,7 +196,7 @@ class ChaosTrial:
     ) -> None:
         self._plan, self._run, self._directory, self._say = plan, run, directory, say
         self._environment = environment
-        self._injector = Injector(faults, self._begin, self._end)
+        self._injector = Injector(faults, self._begin, partial(self._switch, on=False))
         self._services: dict[str, Service] = {}
         self._leaving: set[str] = set()  # edges that a scale has sent away
         self._skipped: list[str] = []
@@ -287,7 +285,6 @@ class ChaosTrial:
     # -- faults -----------------------------------------------------------------------------------------
 
     def _begin(self, fault: Fault) -> bool:
-        """Begin a fault; return False if it cannot be applied now."""
         name, newest = fault.target, self._watch.newest
         refusal = None
         if newest > _LATEST * self._plan.scenario.iterations:
@@ -299,47 +296,32 @@ class ChaosTrial:
         if refusal is not None:
             self._skipped.append(f"{fault}: {refusal}")
             return False
+        self._switch(fault, True)
+        self._say(f"  t = {newest}: {fault}")
+        return True
+
+    def _switch(self, fault: Fault, on: bool) -> bool:
+        """Begin or end a fault: at its end what it killed or ended comes back. Return False if it has not yet."""
+        name = fault.target
         match fault.kind:
-            case FaultKind.KILL:
-                (self._broker if name == BROKER else self._services[name]).kill()
-            case FaultKind.RESTART:
+            case FaultKind.KILL if on:
+                self._struck(name).kill()
+            case FaultKind.RESTART if on:
                 self._broker.stop()
-            case FaultKind.SCALE:
+            case FaultKind.KILL | FaultKind.RESTART:
+                return self._bring_back(name)
+            case FaultKind.SCALE if on:
                 for edge in self._plan.services[1 + fault.edges :]:
                     if self._services[edge].running:
                         self._services[edge].dismiss()
                         self._leaving.add(edge)
-            case _:
-                self._switch(fault, True)
-        self._say(f"  t = {newest}: {fault}")
-        return True
-
-    def _end(self, fault: Fault) -> bool:
-        """End a fault: what was killed, or ended by it, comes back. Return False if it has not yet."""
-        name = fault.target
-        match fault.kind:
-            case FaultKind.KILL | FaultKind.RESTART if name == BROKER:
-                self._broker.start()
-            case FaultKind.KILL:
-                return self._bring_back(name)
             case FaultKind.SCALE:
                 if any(self._services[edge].running for edge in self._leaving):
                     return False
                 self._leaving = {edge for edge in sorted(self._leaving) if not self._bring_back(edge)}
                 return not self._leaving
-            case _:
-                self._switch(fault, False)
-                service = self._services.get(name)
-                if fault.kind is FaultKind.FILL and service is not None and not service.running:
-                    return service.ends[-1].code != FAILED or self._bring_back(name)
-        return True
-
-    def _switch(self, fault: Fault, on: bool) -> None:
-        """Begin or end a fault that lasts by itself."""
-        name = fault.target
-        match fault.kind:
             case FaultKind.PAUSE:
-                (self._broker if name == BROKER else self._services[name]).pause(on)
+                self._struck(name).pause(on)
             case FaultKind.PARTITION:
                 self._loop.do(self._relays[name].partition(on))
             case FaultKind.CUT:
@@ -350,12 +332,22 @@ class ChaosTrial:
                 disorder = Disorder(str(fault), longest=longest, spared=spared)
                 self._relays[name].disorder = disorder if on else None
             case FaultKind.FILL:
-                self._services[name].fill(on)
+                service = self._services[name]
+                service.fill(on)
+                if not on and not service.running:
+                    return service.ends[-1].code != FAILED or self._bring_back(name)
             case FaultKind.SLOW:
                 self._services[name].slow(on)
+        return True
+
+    def _struck(self, name: str) -> TrialBroker | Service:
+        return self._broker if name == BROKER else self._services[name]
 
     def _bring_back(self, name: str) -> bool:
-        """Have a service back; at the end of a run one that is away stays away."""
+        """Have a service back; at the end of a run one that is away stays away, but for the broker."""
+        if name == BROKER:
+            self._broker.start()
+            return True
         return self._closing or self._services[name].come_back()
 
     # -- the end ----------------------------------------------------------------------------------------

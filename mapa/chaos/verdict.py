@@ -42,8 +42,6 @@ class Applied(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a process ended."""
-
     name: str
     code: int
     allowed: tuple[int, ...]
@@ -52,8 +50,6 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is left of a run."""
-
     iterations: int  # T
     updates: int  # by summary.json
     reason: str

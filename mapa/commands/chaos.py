@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from common.quantities import RunId
 from common.records.directory import new_run_id
 from common.wire.topics import run_id
 from mapa.chaos.faults import Fault, choose, make_kills, make_schedule, parse_schedule, shrink
-from mapa.chaos.processes import ProcessEnvironment
+from mapa.chaos.processes import in_processes
 from mapa.chaos.trial import ChaosTrial, Environment, MakeEnvironment, TrialOutcome, TrialPlan, plan_of
 from mapa.commands import options
 
@@ -69,8 +70,8 @@ def chaos_command(
     plan = plan_of(scenario, changes or (), edges, iterations, folder, containers=containers)
     given = None if faults is None else parse_schedule(_text(faults), plan.bounds)
     single = given is not None or only is not None
-    environment = in_containers(plan, edge_image, data_dir) if containers else ProcessEnvironment
-    trials = _Trials(plan, environment, runs_dir)
+    environment = container_environment(plan, edge_image, data_dir) if containers else in_processes
+    attempt = partial(_tried, plan, environment, runs_dir)
     _say(DISKS[containers])
     until = time.monotonic() + 60 * minutes
     done = 0
@@ -86,14 +87,14 @@ def chaos_command(
         applied = [f"  {place}. {fault}" for place, fault in enumerate(schedule, start=1) if fault in chosen]
         announced = "\n".join([f"seed {number}: {len(chosen)} faults", *applied])
         _say(announced)
-        outcome = trials.outcome(number, chosen)
+        outcome = attempt(number, chosen)
         done += 1
         if outcome.wrong:
             where = f"after {outcome.seconds:.0f} s; everything is in {outcome.directory}"
             wrong = "\n".join(f"  {line}" for line in outcome.wrong)
             _say(f"FAILED: seed {number}, {where}\n{wrong}\n{announced}")
             if shrinking:
-                trials.shrink(number, chosen, tries)
+                _shrink(attempt, number, chosen, tries)
             raise typer.Exit(1)
         if not keep:
             shutil.rmtree(outcome.directory)
@@ -107,72 +108,68 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"--faults {path}: {error}") from error
 
 
-def in_containers(plan: TrialPlan, edge_image: str | None, data_dir: Path | None) -> MakeEnvironment:
+def container_environment(plan: TrialPlan, edge_image: str | None, data_dir: Path | None) -> MakeEnvironment:
     """Return how containers for each run are made; raise ConfigurationError before anything starts."""
-    from mapa.chaos.containers import ContainerEnvironment, disk_sizes  # the docker library is an extra
-    from mapa.commands.containers import container_settings, image_for
-    from mapa.container_run import ContainerRun, Images, Stack, connect
+    from mapa.chaos.containers import disk_sizes, in_containers  # the docker library is an extra
+    from mapa.commands.containers import container_run
+    from mapa.container_run import Stack, connect
 
     disk_sizes(plan)
-    settings = container_settings(plan.name, plan.scenario, plan.settings, plan.data_dir, gather=600)
-    seeded = {} if plan.scenario.seed is None else {"ALLOW_SEED": "true"}
-    images = Images(edge=edge_image or image_for(plan.scenario))
     client = connect()
+    variables = {"MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
+    if plan.scenario.seed is not None:
+        variables["ALLOW_SEED"] = "true"
 
-    def make(plan: TrialPlan, run: RunId, directory: Path) -> Environment:
-        stack = Stack(client, f"mapa-chaos-{secrets.token_hex(4)}")
-        variables = {"RUN": run, "MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
-        containers = ContainerRun(
-            stack,
-            {**settings.environment, **seeded, **variables},
-            directory / "runs",
-            images,
-            data_dir,
-            settings.folder,
-            settings.memory,
-            retries=0,
+    def make(plan: TrialPlan, run: RunId, directory: Path) -> AbstractContextManager[Environment]:
+        containers = container_run(
+            Stack(client, f"mapa-chaos-{secrets.token_hex(4)}"),
+            *(plan.name, plan.scenario, plan.settings, directory / "runs", data_dir, edge_image),
+            gather=600,
+            variables={**variables, "RUN": run},
         )
-        return ContainerEnvironment(plan, directory, containers)
+        containers.retries = 0
+        return in_containers(containers, plan, directory)
 
     return make
 
 
-@dataclass(frozen=True, slots=True)
-class _Trials:
-    plan: TrialPlan
-    environment: MakeEnvironment
-    runs_dir: Path
+Try = Callable[[int, tuple[Fault, ...]], TrialOutcome]
 
-    def outcome(self, seed: int, faults: tuple[Fault, ...]) -> TrialOutcome:
-        name = f"chaos-{seed}"
-        directory = self.runs_dir / new_run_id(name)
-        outcome = ChaosTrial(self.plan, run_id(name), faults, directory, _say, self.environment).outcome()
-        for line in outcome.skipped:
-            _say(f"  not applied: {line}")
-        if not outcome.wrong and outcome.evidence is not None:
-            evidence = outcome.evidence
-            released, received = sum(evidence.released.values()), sum(evidence.received.values())
-            _say(
-                f"seed {seed}: T = {evidence.updates} reached in {outcome.seconds:.0f} s;"
-                f" cloud resumed {outcome.resumed} times, {outcome.again} models sent again;"
-                f" released {released} ≥ received {received} ≥ applied {len(evidence.applied)} = distinct;"
-                f" mapa verify: {sum(result == 'passed' for _, result, _ in evidence.verified)} checks passed"
-            )
-        return outcome
 
-    def shrink(self, seed: int, faults: tuple[Fault, ...], tries: int) -> None:
-        """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
+def _tried(
+    plan: TrialPlan, environment: MakeEnvironment, runs_dir: Path, seed: int, faults: tuple[Fault, ...]
+) -> TrialOutcome:
+    """Run once with these faults, and say how it came through."""
+    name = f"chaos-{seed}"
+    directory = runs_dir / new_run_id(name)
+    outcome = ChaosTrial(plan, run_id(name), faults, directory, _say, environment).outcome()
+    for line in outcome.skipped:
+        _say(f"  not applied: {line}")
+    if not outcome.wrong and outcome.evidence is not None:
+        evidence = outcome.evidence
+        released, received = sum(evidence.released.values()), sum(evidence.received.values())
+        _say(
+            f"seed {seed}: T = {evidence.updates} reached in {outcome.seconds:.0f} s;"
+            f" cloud resumed {outcome.resumed} times, {outcome.again} models sent again;"
+            f" released {released} ≥ received {received} ≥ applied {len(evidence.applied)} = distinct;"
+            f" mapa verify: {sum(result == 'passed' for _, result, _ in evidence.verified)} checks passed"
+        )
+    return outcome
 
-        def fails(part: tuple[Fault, ...]) -> bool:
-            _say(f"with {len(part)} of {len(faults)} faults:")
-            outcome = self.outcome(seed, part)
-            if outcome.wrong:
-                _say(f"  fails: {outcome.wrong[0]}")
-            else:
-                shutil.rmtree(outcome.directory)
-            return bool(outcome.wrong)
 
-        left, tried = shrink(faults, fails, tries)
-        _say(f"after {tried} tries these faults still fail; write them to a file for --faults:")
-        for fault in left:
-            _say(str(fault))
+def _shrink(attempt: Try, seed: int, faults: tuple[Fault, ...], tries: int) -> None:
+    """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
+
+    def fails(part: tuple[Fault, ...]) -> bool:
+        _say(f"with {len(part)} of {len(faults)} faults:")
+        outcome = attempt(seed, part)
+        if outcome.wrong:
+            _say(f"  fails: {outcome.wrong[0]}")
+        else:
+            shutil.rmtree(outcome.directory)
+        return bool(outcome.wrong)
+
+    left, tried = shrink(faults, fails, tries)
+    _say(f"after {tried} tries these faults still fail; write them to a file for --faults:")
+    for fault in left:
+        _say(str(fault))

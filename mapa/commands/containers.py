@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -30,6 +29,9 @@ from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.run_view import report
 from mapa.scenario_files import find_scenario
 from mapa.scenario_patterns import PREFIX, line_of, recipe_names
+
+if TYPE_CHECKING:
+    from mapa.container_run import ContainerRun, Stack  # the docker library is an extra
 
 DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
@@ -67,7 +69,7 @@ def containers_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Train in containers on this machine, one per edge, with faults on request."""
-    from mapa.container_run import ContainerRun, Images, Stack, connect  # the docker library is an extra
+    from mapa.container_run import Stack, connect
 
     faults = [parse_container_fault(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
@@ -78,21 +80,15 @@ def containers_command(
         raise ConfigurationError(
             f"fault: needs {needed} edges, but the scenario has {resolved.workers} shards"
         )
-    settings = container_settings(
-        scenario, resolved, changed.resolve(scenario), options.data_dir_or_default(data_dir), gather=60
-    )
-    own_memory = {} if edge_memory is None else {"edge": f"{edge_memory}m"}
-    seed = {} if changed.seed is None else {"SEED": str(changed.seed)}
     console = progress_console(quiet=as_json)
-    run = ContainerRun(
+    run = container_run(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
-        {**settings.environment, **seed},
-        runs,
-        Images(edge=edge_image or image_for(resolved)),
-        data_dir=data_dir,
-        scenarios=settings.folder,
-        memory={**settings.memory, **own_memory},
+        *(scenario, resolved, changed.resolve(scenario), runs, data_dir, edge_image),
+        gather=60,
+        variables={} if changed.seed is None else {"SEED": str(changed.seed)},
     )
+    if edge_memory is not None:
+        run.memory["edge"] = f"{edge_memory}m"
     try:
         console.print(f"project {run.stack.project}: {resolved.workers} edges")
         run.up(resolved.workers)
@@ -109,21 +105,23 @@ def containers_command(
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerSettings:
-    """What the containers of a scenario are given."""
+def container_run(
+    stack: Stack,
+    name: str,
+    scenario: Scenario,
+    settings: Sequence[str],
+    runs: Path,
+    data_dir: Path | None,
+    edge_image: str | None,
+    *,
+    gather: float,
+    variables: Mapping[str, str],
+) -> ContainerRun:
+    """Return a run in containers of a scenario that was changed by these settings, with variables of .env.example."""
+    from mapa.container_run import ContainerRun, Images
 
-    environment: dict[str, str]  # as in .env.example
-    memory: dict[str, str]  # limits, by service
-    folder: Path | None  # of the host, with the scenario
-
-
-def container_settings(
-    name: str, scenario: Scenario, settings: Sequence[str], data_dir: Path, *, gather: float
-) -> ContainerSettings:
-    """Return what containers need for a scenario that was changed by these settings."""
     short, folder = for_a_container(name)
-    message = message_limit(scenario, data_dir)
+    message = message_limit(scenario, options.data_dir_or_default(data_dir))
     environment = {
         "SCENARIO": short,
         "SET": ";".join(settings),
@@ -132,9 +130,15 @@ def container_settings(
         "GATHER": f"{gather:g}",
         "MESSAGE_SIZE_LIMIT": str(message),
         **own_code(scenario, folder),
+        **variables,
     }
     memory = memory_for(message, scenario.workers, edge_data_bytes(scenario))
-    return ContainerSettings(environment, memory, folder)
+    return ContainerRun(
+        *(stack, environment, runs, Images(edge=edge_image or image_for(scenario))),
+        data_dir=data_dir,
+        scenarios=folder,
+        memory=memory,
+    )
 
 
 def image_for(scenario: Scenario) -> str:
@@ -184,7 +188,7 @@ def memory_for(message: int, edges: int, data_bytes: int = 0) -> dict[str, str]:
     }
 
 
-def _inject(run: Any, faults: Sequence[Fault], console: Console, until: float) -> None:
+def _inject(run: ContainerRun, faults: Sequence[Fault], console: Console, until: float) -> None:
     """Inject each fault at its t, until the cloud has ended."""
 
     def begin(fault: Fault) -> bool:

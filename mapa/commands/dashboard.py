@@ -19,7 +19,7 @@ import typer
 from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands import options
-from mapa.processes import start_child, stop_child
+from mapa.processes import start_child, stop_children
 
 _LEAST_TOKEN = 16  # characters
 
@@ -133,4 +133,4 @@ def page_beside(runs: Path) -> Iterator[PageBeside]:
                 raise ConfigurationError(f"--dashboard: {(line + child.stderr.read()).strip()}")
             yield PageBeside(address[0], child)
         finally:
-            stop_child(child)
+            stop_children(child)

@@ -413,7 +413,6 @@ def _comes_back(options: MqttOptions, timeout: float, size: int) -> bool:
 def _echo(channel: MqttChannel, loop: SelectorLoop, size: int) -> float | None:
     """Send one message to ourselves; return the seconds until it came back, None if it did not."""
     probe = SizeProbe(run_id(f"doctor-{new_nonce()}"), new_nonce(), channel, size)
-    probe.begin()
     began = loop.now()
     loop.post(probe.send)
     loop.serve(lambda: probe.settled or not channel.connected, until=began + _ECHO)

@@ -22,7 +22,7 @@ from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
 from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
-from common.models.features import features_of
+from common.models.features import cores, features_of
 from common.models.model import Features, Targets
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, streams_for
@@ -50,21 +50,21 @@ class World(RunParts):
     def of(
         cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None, *, say: Say | None = None
     ) -> World:
-        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say))
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say), say)
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:
         return cls._of(assemble(scenario, lambda _: dataset))
 
     @classmethod
-    def _of(cls, parts: RunParts) -> World:
+    def _of(cls, parts: RunParts, say: Say | None = None) -> World:
         train, model = parts.dataset.train, parts.model
         return cls(
             parts.scenario,
             parts.dataset,
             model,
             parts.rows,
-            features=features_of(model, train, parts.cache),
+            features=features_of(model, train, parts.cache, threads=cores(), say=say),
             targets=model.targets(train.labels),
             evaluator=parts.new_evaluator(),
             streams=streams_for(parts.scenario.seed),
@@ -265,7 +265,10 @@ class _Simulation:
                 payload = encode(event)
             self.log.event(self.server, judged, payload, self.now)
         for effect in self.server.commit(judged):
-            self.perform(effect)
+            if type(effect) is messages.GradientApplied:  # of every update
+                self.records.fact(effect, self.clock)
+            else:
+                self.perform(effect)
 
     def perform(self, effect: Effect) -> None:
         match effect:

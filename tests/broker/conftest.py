@@ -14,15 +14,14 @@ import pytest
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from mapa.brokers import Broker, find_mosquitto, private_mosquitto
+from mapa.brokers import Broker, private_mosquitto
 from tests.broker.loop_support import LoopThread
-from tests.program_support import PATIENCE, start_mapa
+from tests.program_support import PATIENCE, require_mosquitto, start_mapa
 
 
 @pytest.fixture
 def mosquitto_installed() -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
 
 
 @pytest.fixture

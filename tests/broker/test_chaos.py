@@ -14,11 +14,10 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from common.wire.topics import run_id
-from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import Fault, make_kills, parse_schedule
-from mapa.chaos.processes import ProcessEnvironment
+from mapa.chaos.processes import in_processes
 from mapa.chaos.trial import ChaosTrial, TrialOutcome, TrialPlan, plan_of
-from tests.program_support import Mapa, run_mapa
+from tests.program_support import Mapa, require_mosquitto, run_mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
 # a link gives every machine about the same pace: else a fast one is done before anybody has come back
@@ -33,8 +32,7 @@ BROKEN = Path(__file__).parent / "broken_cloud.py"
 
 @pytest.fixture(autouse=True)
 def _needs_a_broker() -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
 
 
 def chaos(tmp_path: Path, *words: str) -> tuple[int, str]:
@@ -56,7 +54,7 @@ def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
 
 
 def tried(tmp_path: Path, plan: TrialPlan, faults: Sequence[Fault] = ()) -> TrialOutcome:
-    return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, ProcessEnvironment).outcome()
+    return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, in_processes).outcome()
 
 
 def broken(tmp_path: Path, how: str, schedule: str) -> TrialOutcome:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.transport.connection import MqttOptions
-from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
+from mapa.brokers import Broker, free_port, private_mosquitto
 from mapa.commands.doctor import NOTE, OK, check_broker
-from tests.program_support import Mapa
+from tests.program_support import Mapa, require_mosquitto
 
 pytestmark = pytest.mark.broker
 
@@ -32,10 +32,9 @@ def test_a_broker_is_measured(mosquitto: Broker, mapa: Mapa) -> None:
 
 @pytest.mark.parametrize("extra", [(), ("max_packet_size 300000",)], ids=["drops", "closes"])
 def test_the_largest_message_that_it_takes_is_found(tmp_path: Path, extra: tuple[str, ...]) -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     limit = 1 << 26 if extra else 300_000
-    with private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=limit, extra=extra)) as broker:
+    with private_mosquitto(tmp_path / "broker", max_payload=limit, extra=extra) as broker:
         options = MqttOptions(address=broker.address, client_id="doctor", min_backoff=0.02)
         trip, size = check_broker(options, 60.0, 1 << 20)
     assert (trip.state, size.state) == (OK, NOTE)

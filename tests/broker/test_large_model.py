@@ -14,10 +14,10 @@ from common.scenario.scenario import parse_scenario
 from common.wire.topics import EdgeTopic, edge_topic, run_id
 from common.wire.v1 import payload_limit
 from experiments.bench.large_model import large_scenario
-from mapa.brokers import MosquittoOptions, find_mosquitto, private_mosquitto
+from mapa.brokers import private_mosquitto
 from mapa.cloud_run import Setting
 from tests.broker.testbed_support import assert_applied_exactly_once, open_testbed
-from tests.program_support import eventually
+from tests.program_support import eventually, require_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 PARAMETERS = 1_000_000
@@ -26,8 +26,7 @@ PARAMETERS = 1_000_000
 def test_four_megabyte_messages_train_over_a_broker_sized_for_them(
     tmp_path: Path, connect: Callable[..., Any]
 ) -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     values = {
         **large_scenario(edges=2, iterations=100_000),
         "links": [{"delay_ms": 0.0}, {"delay_ms": 1.0}],  # the second connects anew, through a relay
@@ -38,7 +37,7 @@ def test_four_megabyte_messages_train_over_a_broker_sized_for_them(
     limit = setting.payload_bytes
     assert 4 * PARAMETERS < limit == payload_limit(PARAMETERS) < 4 * PARAMETERS + (1 << 16)
     with (
-        private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=limit)) as broker,
+        private_mosquitto(tmp_path / "broker", max_payload=limit) as broker,
         open_testbed(broker.address, tmp_path, values, edges_at_least=2) as bed,
     ):
         names = ("Quadrants", "Bilinear")

@@ -49,7 +49,8 @@ def test_the_embedded_broker_echoes_retains_and_keeps_wills(tmp_path: Path, conn
 def test_the_embedded_broker_can_be_restarted(tmp_path: Path, connect: Connect) -> None:
     with embedded_broker(tmp_path) as broker:
         client = connect(broker, "c", "x")
-        broker.restart()
+        broker.stop()
+        broker.start()
         client.wait(lambda: client.connections == 2)
         client.channel.publish("x", b"again")
         client.wait(lambda: client.seen == [("x", b"again")])
@@ -62,7 +63,8 @@ def test_a_private_mosquitto_ends_with_its_block(mosquitto: Broker, tmp_path: Pa
         pid = broker.pid
         assert alive(pid)
         assert broker.address != mosquitto.address
-        broker.restart()
+        broker.stop()
+        broker.start()
         assert broker.pid != pid
         assert not alive(pid)
         pid = broker.pid
@@ -73,7 +75,7 @@ def test_a_private_mosquitto_ends_with_its_block(mosquitto: Broker, tmp_path: Pa
 @pytest.mark.broker
 @pytest.mark.usefixtures("mosquitto_installed")
 def test_a_message_beyond_the_payload_limit_is_not_carried(tmp_path: Path, connect: Connect) -> None:
-    with private_mosquitto(tmp_path, brokers.MosquittoOptions(max_payload=1000)) as broker:
+    with private_mosquitto(tmp_path, max_payload=1000) as broker:
         client = connect(broker, "c", "x")
         client.channel.publish("x", b"y" * 1001, qos=1)
         client.channel.publish("x", b"z" * 1000, qos=1)
@@ -84,9 +86,9 @@ def test_a_message_beyond_the_payload_limit_is_not_carried(tmp_path: Path, conne
 
 @pytest.mark.broker
 def test_a_broker_that_cannot_start_says_why(mosquitto: Broker, tmp_path: Path) -> None:
-    wrong = brokers.MosquittoOptions(extra=("no_such_option true",))
-    with pytest.raises(BrokerUnavailableError, match="no_such_option"), private_mosquitto(tmp_path, wrong):
-        pass
+    wrong = ["no_such_option true"]
+    with pytest.raises(BrokerUnavailableError, match="no_such_option"):
+        private_mosquitto(tmp_path, extra=wrong).__enter__()
     del mosquitto
 
 

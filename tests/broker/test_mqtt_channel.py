@@ -21,7 +21,7 @@ from common.transport.link import LinkProfile
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.transport.relay import RelayLoop
-from mapa.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
+from mapa.brokers import Broker, free_port, private_mosquitto
 from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE
 
@@ -442,9 +442,9 @@ def test_a_topic_with_a_wildcard_cannot_be_published_to(mosquitto: Broker, conne
 
 @pytest.mark.usefixtures("mosquitto_installed")
 def test_a_unix_socket_serves_too(tmp_path: Path, connect: Connect) -> None:
-    with private_mosquitto(tmp_path, MosquittoOptions(unix_socket=True)) as broker:
-        assert broker.unix_address is not None
-        client = connect(broker.unix_address, "c", "x")
+    socket = tmp_path / "mosquitto.sock"
+    with private_mosquitto(tmp_path, extra=[f"listener 0 {socket}"]) as broker:
+        client = connect(BrokerAddress(str(socket)), "c", "x")
         client.channel.publish("x", b"over a unix socket")
         client.wait(lambda: client.seen == [("x", b"over a unix socket")])
         client.close()

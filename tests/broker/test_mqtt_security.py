@@ -18,7 +18,7 @@ from common.transport.connection import BrokerAddress, Credentials, MqttOptions,
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
-from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
+from mapa.brokers import Broker, find_mosquitto, free_port, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
 from tests.program_support import PATIENCE, ROOT, eventually
 
@@ -67,12 +67,14 @@ def certificates(tmp_path: Path) -> Path:
     return folder
 
 
+def tls_lines(certificate: Path, key: Path, ca: Path) -> list[str]:
+    return [f"certfile {certificate}", f"keyfile {key}", f"cafile {ca}"]
+
+
 @pytest.fixture
 def tls_broker(tmp_path: Path, certificates: Path) -> Any:
-    options = MosquittoOptions(
-        certificate=certificates / "server.pem", key=certificates / "server.key", ca=certificates / "ca.pem"
-    )
-    with private_mosquitto(tmp_path / "broker", options) as broker:
+    tls = tls_lines(certificates / "server.pem", certificates / "server.key", certificates / "ca.pem")
+    with private_mosquitto(tmp_path / "broker", extra=tls) as broker:
         yield broker
 
 
@@ -129,8 +131,8 @@ def test_a_file_that_is_no_certificate_is_refused(mosquitto: Broker, tmp_path: P
 
 
 def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -> None:
-    options = MosquittoOptions(password_file=passwords(tmp_path, e1="right"))
-    with private_mosquitto(tmp_path / "broker", options) as broker:
+    accounts = ["allow_anonymous false", f"password_file {passwords(tmp_path, e1='right')}"]
+    with private_mosquitto(tmp_path / "broker", extra=accounts) as broker:
         assert connect(
             broker, "c", credentials=Credentials(username="e1", password="right")
         ).channel.connected
@@ -220,12 +222,10 @@ def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(tmp_path: Path, c
     acl = tmp_path / "acl"
     acl.write_text(ACL)
     acl.chmod(0o600)
-    options = MosquittoOptions(
-        password_file=passwords(tmp_path, cloud="c", e1="1", e2="2"),
-        acl_file=acl,
-    )
+    accounts = passwords(tmp_path, cloud="c", e1="1", e2="2")
+    lines = ["allow_anonymous false", f"password_file {accounts}", f"acl_file {acl}"]
     run, one, two = RunId("r"), EdgeId("e1"), EdgeId("e2")
-    with private_mosquitto(tmp_path / "broker", options) as broker:
+    with private_mosquitto(tmp_path / "broker", extra=lines) as broker:
         cloud = connect(broker, "cloud", "mapa/v1/#", credentials=Credentials(username="cloud", password="c"))
         edge = connect(broker, "r:e1", "mapa/v1/#", credentials=Credentials(username="e1", password="1"))
         # what e1 must not write: another's branch, its own welcome and model, halt
@@ -297,8 +297,8 @@ def certificate_of_localhost(folder: Path) -> Path:
 def test_an_edge_behind_a_link_trusts_the_broker_by_its_own_name(tmp_path: Path) -> None:
     tls = certificate_of_localhost(tmp_path / "tls")
     ca = tls / "cert.pem"
-    options = MosquittoOptions(certificate=ca, key=tls / "key.pem", ca=ca)
-    with private_mosquitto(tmp_path / "broker", options) as broker:
+    lines = tls_lines(ca, tls / "key.pem", ca)
+    with private_mosquitto(tmp_path / "broker", extra=lines) as broker:
         address = BrokerAddress("localhost", broker.address.port)
         values = scenario(edges=1, iterations=200, links=[{"delay_ms": 5.0}])
         with open_testbed(

@@ -19,26 +19,20 @@ from experiments.reconstruction import nearest_image, observe_directory
 from mapa.brokers import Broker
 from mapa.process_run import edge_counts
 from tests.broker.testbed_support import open_testbed, scenario
-from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
+from tests.program_support import PATIENCE, eventually, journal_has, start_mapa, summary_of
 from tests.program_support import run_mapa as mapa
 
 pytestmark = pytest.mark.broker
 Start = Callable[..., subprocess.Popen[Any]]
 
 
-def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
 @pytest.mark.usefixtures("mosquitto")
 def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_noise(tmp_path: Path) -> None:
     common = ["quickstart", "--set", "iterations=800", "--runs-dir", str(tmp_path), "--json"]
     simulated = [
-        summary(mapa("simulate", *common, "--seed", str(seed)))["final_accuracy"] for seed in range(4)
+        summary_of(mapa("simulate", *common, "--seed", str(seed)))["final_accuracy"] for seed in range(4)
     ]
-    ran = summary(mapa("run", *common, "--broker", "mosquitto"))
+    ran = summary_of(mapa("run", *common, "--broker", "mosquitto"))
     noise = max(statistics.stdev(simulated), 0.005)
     assert abs(ran["final_accuracy"] - statistics.mean(simulated)) < 5 * noise
     assert ran["reason"] == "finished"
@@ -52,7 +46,7 @@ def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_no
 @pytest.mark.usefixtures("mosquitto")
 def test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_over_mqtt(tmp_path: Path) -> None:
     own = Path(__file__).parents[2] / "experiments" / "examples" / "own.toml"
-    ran = summary(mapa("run", str(own), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json"))
+    ran = summary_of(mapa("run", str(own), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json"))
     assert (ran["reason"], ran["updates"]) == ("finished", 400)
     assert ran["algorithm"] == "experiments.examples.own:Damped"
     assert ran["final_accuracy"] > 0.95
@@ -66,7 +60,7 @@ def test_the_edges_of_a_local_run_take_no_option_from_the_environment(
     monkeypatch.setenv("MAPA_NOISE", "nonsense")  # an edge that read it would end with 2
     monkeypatch.setenv("MAPA_SEED", "nonsense")
     short = ("--edges", "2", "--iterations", "20", "--runs-dir", str(tmp_path), "--json")
-    assert summary(mapa("run", "quickstart", *short))["updates"] == 20
+    assert summary_of(mapa("run", "quickstart", *short))["updates"] == 20
     alone = mapa("edge", "--broker", "127.0.0.1:1", "--run", "r", "--state-dir", str(tmp_path / "state"))
     assert alone.returncode == 2
     assert "'nonsense'" in alone.stderr
@@ -75,7 +69,7 @@ def test_the_edges_of_a_local_run_take_no_option_from_the_environment(
 def test_the_embedded_broker_serves_where_no_mosquitto_is(tmp_path: Path) -> None:
     options = ("--set", "iterations=60", "--edges", "2", "--broker", "embedded")
     options = (*options, "--runs-dir", str(tmp_path), "--json")
-    assert summary(mapa("run", "quickstart", *options))["updates"] == 60
+    assert summary_of(mapa("run", "quickstart", *options))["updates"] == 60
 
 
 def test_a_wrong_scenario_ends_with_2_before_anything_starts(tmp_path: Path) -> None:

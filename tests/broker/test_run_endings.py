@@ -28,9 +28,9 @@ PATIENT = (
     sys.executable,
     "-c",
     "from mapa import cli, process_run\n"
-    "edges, end = process_run.EdgeProcesses, process_run.EdgeProcesses.end\n"
-    "def patient(self): self.patience = 1e6 if self.patience else 0.0; end(self)\n"
-    "edges.end = patient\n"
+    "edges, leave = process_run.EdgeProcesses, process_run.EdgeProcesses.__exit__\n"
+    "def patient(self, *why): self.patience = 1e6 if self.patience else 0.0; leave(self, *why)\n"
+    "edges.__exit__ = patient\n"
     "cli.main()",
 )
 

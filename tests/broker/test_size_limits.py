@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,34 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.wire.topics import EdgeTopic, every_edge, run_id
-from mapa.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
+from mapa.brokers import mosquitto_configuration, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
+from tests.program_support import require_mosquitto
 
 pytestmark = pytest.mark.broker
 Connect = Callable[..., Any]
 RUN = run_id("test")
-SMALL = MosquittoOptions(
-    max_payload=3000
-)  # a welcome passes, a gradient of LR (3,180 bytes and more) does not
+SMALL = 3000  # bytes: a welcome passes, a gradient of LR (3,180 bytes and more) does not
+SMALL_PACKETS = ["max_packet_size 3000"]
 
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (SMALL, "drops messages of 4096 bytes"),
-        (
-            MosquittoOptions(extra=["max_packet_size 3000"]),
-            "closes the connection after a message of 4096 bytes",
-        ),
+        ({"max_payload": SMALL}, "drops messages of 4096 bytes"),
+        ({"extra": SMALL_PACKETS}, "closes the connection after a message of 4096 bytes"),
     ],
 )
 def test_a_cloud_ends_where_the_broker_does_not_carry_its_models(
-    tmp_path: Path, options: MosquittoOptions, words: str
+    tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with (
-        private_mosquitto(tmp_path / "broker", options) as broker,
+        private_mosquitto(tmp_path / "broker", **options) as broker,
         pytest.raises(ConfigurationError, match=f"{words}.*message_size_limit"),
         open_testbed(broker.address, tmp_path, scenario()),
     ):
@@ -55,7 +50,7 @@ def test_a_cloud_ends_where_the_broker_does_not_carry_its_welcomes(tmp_path: Pat
     """Of a small model with long links the welcome is the largest message; without it every edge waits in silence."""
     links = [{"name": "lan"}, {"delay_ms": 1, "partitions": [[10.0 * k, 1.0] for k in range(1, 400)]}]
     with (
-        private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=5000)) as broker,
+        private_mosquitto(tmp_path / "broker", max_payload=5000) as broker,
         pytest.raises(ConfigurationError, match=r"drops messages of \d{4,5} bytes.*message_size_limit"),
         open_testbed(broker.address, tmp_path, scenario(links=links)),
     ):
@@ -66,10 +61,9 @@ def test_an_edge_names_the_size_that_gets_no_answer_and_goes_on_when_it_passes(t
     with private_mosquitto(tmp_path / "broker") as broker:
         configuration = tmp_path / "broker" / "mosquitto.conf"
 
-        def configure(options: MosquittoOptions) -> None:
+        def configure(max_payload: int) -> None:
             broker.stop()
-            text = mosquitto_configuration(broker.address.port, tmp_path / "broker", options)
-            configuration.write_text(text)
+            configuration.write_text(mosquitto_configuration(broker.address.port, max_payload))
             broker.start()
 
         values = scenario(edges=1, iterations=100, testbed={"resend_after": 0.1})
@@ -85,15 +79,14 @@ def test_an_edge_names_the_size_that_gets_no_answer_and_goes_on_when_it_passes(t
             log = tmp_path / "edge-0.log"
             bed.wait(lambda: "may refuse messages of that size; then raise its limit" in log.read_text())
             assert bed.updates == 0
-            configure(replace(SMALL, max_payload=1 << 16))
+            configure(1 << 16)
             assert bed.finish()["reason"] == "finished"
 
 
 def test_a_connection_that_ends_behind_one_size_again_and_again_is_named(
     tmp_path: Path, connect: Connect
 ) -> None:
-    options = MosquittoOptions(extra=["max_packet_size 3000"])
-    with private_mosquitto(tmp_path / "broker", options) as broker:
+    with private_mosquitto(tmp_path / "broker", extra=SMALL_PACKETS) as broker:
         edge = connect(broker, "edge")
         for count in (1, 2):
             edge.channel.publish("up", b"x" * 5000)

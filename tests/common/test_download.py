@@ -7,6 +7,7 @@ import hashlib
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,28 +102,22 @@ def test_a_mirror_without_the_file_does_not_spoil_the_next(tmp_path: Path, files
     assert right.ranges == [None]
 
 
-def test_a_server_that_ignores_range_sends_all_again(tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(BODY[:5000])
-    with FileServer({NAME: BODY}, ignore_range=True) as server:
-        path = fetch(remote(server.url), tmp_path)
-    assert_whole(path, tmp_path)
-    assert server.ranges == ["bytes=5000-"]
-
-
-def test_a_server_that_sends_ranges_in_pieces_is_asked_for_the_next(tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(BODY[:-5000])
-    with FileServer({NAME: BODY}, longest_range=4000) as server:
-        path = fetch(remote(server.url), tmp_path)
-    assert_whole(path, tmp_path)
-    assert server.ranges == [f"bytes={len(BODY) - 5000}-", f"bytes={len(BODY) - 1000}-"]
-
-
-def test_a_server_that_sends_another_range_is_asked_for_all(tmp_path: Path) -> None:
-    (tmp_path / f"{NAME}.part").write_bytes(BODY[:5000])
-    with FileServer({NAME: BODY}, shifted_range=1) as server:
-        path = fetch(remote(server.url), tmp_path)
-    assert_whole(path, tmp_path)
-    assert server.ranges == ["bytes=5000-", None]
+@pytest.mark.parametrize(
+    ("habit", "left", "ranges"),
+    [
+        ({"ignore_range": True}, 5000, ["bytes=5000-"]),
+        ({"longest_range": 4000}, -5000, [f"bytes={len(BODY) - 5000}-", f"bytes={len(BODY) - 1000}-"]),
+        ({"shifted_range": 1}, 5000, ["bytes=5000-", None]),
+    ],
+    ids=["sends all again", "sends ranges in pieces", "sends another range"],
+)
+def test_a_server_with_ranges_of_its_own_is_asked_until_the_file_is_whole(
+    tmp_path: Path, habit: dict[str, Any], left: int, ranges: list[str | None]
+) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(BODY[:left])
+    with FileServer({NAME: BODY}, **habit) as server:
+        assert_whole(fetch(remote(server.url), tmp_path), tmp_path)
+    assert server.ranges == ranges
 
 
 @pytest.mark.parametrize(

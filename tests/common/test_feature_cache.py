@@ -14,7 +14,7 @@ import pytest
 
 from common.datasets.dataset import Samples
 from common.errors import ConfigurationError
-from common.models.features import FeatureCache, content_key, features_of, user_cache
+from common.models.features import FeatureCache, content_key, cores, features_of, user_cache
 from common.models.linear import Softmax
 from common.models.scattering_softmax import ScatteringSoftmax
 
@@ -66,6 +66,22 @@ def test_features_are_made_once(cache: FeatureCache, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(features_of(scattering(), samples(), cache), made)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_features_do_not_depend_on_the_number_of_threads_which_say_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    model, data = scattering(), samples(300)
+    whole = model.features(data.values())
+    monkeypatch.setattr("common.models.features._UNPACKED_ROWS", 128)
+    monkeypatch.setattr("common.models.features._QUIET", 0)
+    said: list[str] = []
+    found = features_of(model, data, threads=threads, say=said.append)
+    np.testing.assert_array_equal(found, whole)
+    assert said == [f"computing features of 'scattering': {stop} of 300 records" for stop in (256, 300)]
+    assert not len(features_of(model, samples(0), threads=threads))
+    assert cores({"OMP_NUM_THREADS": "1"}) == 1 <= cores({})
+
+
 def test_cheap_features_are_never_kept(cache: FeatureCache) -> None:
     model, data = Softmax(shape=(16, 16), classes=10), samples()
     np.testing.assert_array_equal(features_of(model, data, cache), model.features(data.values()))
@@ -88,18 +104,6 @@ def test_the_key_follows_every_pixel_and_every_option() -> None:
     keys.add(content_key(models[0], Samples(samples().values(), samples().labels)))
     assert len(keys) == len(models) + 3
     assert content_key(scattering(), samples()) == content_key(models[0], samples())
-
-
-def torn(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
 
 
 def changed(path: Path) -> None:
@@ -133,29 +137,36 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-def a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
 
 
-def a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+ATTACKS: dict[str, Callable[[Path], object]] = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "empty": lambda path: path.write_bytes(b""),
+    "changed": changed,
+    "swapped": swapped,
+    "reshaped": reshaped,
+    "not a number": not_a_number,
+    "a link": a_link,
+    "a pipe": instead(os.mkfifo),
+    "a folder": instead(os.mkdir),
+}
 
 
-ATTACKS = (torn, longer, empty, changed, swapped, reshaped, not_a_number, a_link, a_pipe, a_folder)
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_a_file_that_is_not_what_was_written_counts_as_absent(
-    cache: FeatureCache, attack: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_file_that_is_not_what_was_written_counts_as_absent(cache: FeatureCache, attack: str) -> None:
     cache.write(KEY, numbers())
-    attack(kept(cache.folder))
+    ATTACKS[attack](kept(cache.folder))
     assert cache.read(KEY, ROWS, COLUMNS) is None
     cache.write(KEY, numbers())
     found = cache.read(KEY, ROWS, COLUMNS)
-    assert found is None if attack is a_folder else found is not None
+    assert (found is None) is (attack == "a folder")
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -136,6 +136,11 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
     assert parsed(privacy__noise="gamma-norm").law(9) == GammaNorm(0.1)
 
 
+CONSTANT = {"algorithm__name": "constant"}
+WITHOUT_EPSILON = {"privacy__noise": "gaussian", "privacy__epsilon": None}
+GAUSSIAN = {**WITHOUT_EPSILON, "privacy__noise_multiplier": 1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -160,17 +165,14 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
         ({"data__colour": 1}, ["data.colour = 1", "unknown key", "partition"]),
         ({"model__regularization": -1.0}, ["model.regularization = -1.0", "≥ 0"]),
         ({"algorithm__name": "fedavg"}, ["algorithm.name = 'fedavg'", "'csgd'", "'mapa'"]),
-        ({"algorithm__name": "constant"}, ["algorithm.rate", "'constant'"]),
+        (CONSTANT, ["algorithm.rate", "'constant'"]),
         (
-            {"algorithm__name": "constant", "algorithm__rate": 1.0, "algorithm__first_clip": None},
+            {**CONSTANT, "algorithm__rate": 1.0, "algorithm__first_clip": None},
             ["algorithm.first_clip", "'constant'"],
         ),
         ({"algorithm__rate": 1.0}, ["algorithm.rate = 1.0: unknown key", "'mapa'", "tau_quantile"]),
         ({"algorithm__rate_decay": "linear"}, ["algorithm.rate_decay = 'linear': unknown key", "'mapa'"]),
-        (
-            {"algorithm__name": "constant", "algorithm__rate": 0},
-            ["algorithm.rate = 0", "> 0"],
-        ),
+        ({**CONSTANT, "algorithm__rate": 0}, ["algorithm.rate = 0", "> 0"]),
         ({"data__holdout": -1}, ["data.holdout = -1", "≥ 0"]),
         ({"algorithm__theta": 1.0}, ["algorithm.theta = 1.0", "< 1"]),
         ({"algorithm__theta": float("nan")}, ["algorithm.theta = nan"]),
@@ -196,27 +198,14 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
             ["privacy.noise_multiplier_ceiling = 2.0: requires", "'gaussian'", "'exponential-norm'"],
         ),
         (
-            {
-                "privacy__noise": "gaussian",
-                "privacy__epsilon": None,
-                "privacy__noise_multiplier": 1.0,
-                "privacy__epsilon_floor": 5.0,
-            },
+            {**GAUSSIAN, "privacy__epsilon_floor": 5.0},
             ["privacy.epsilon_floor = 5.0: requires", "'gamma-norm' or 'laplace', not 'gaussian'"],
         ),
         (
-            {"privacy__noise": "gaussian", "privacy__epsilon": None},
+            WITHOUT_EPSILON,
             ["privacy.noise = 'gaussian': needs privacy.noise_multiplier or privacy.total_epsilon"],
         ),
-        (
-            {
-                "privacy__noise": "gaussian",
-                "privacy__epsilon": None,
-                "privacy__noise_multiplier": 1.0,
-                "privacy__releases": 9,
-            },
-            ["privacy.releases = 9: requires privacy.total_epsilon"],
-        ),
+        ({**GAUSSIAN, "privacy__releases": 9}, ["privacy.releases = 9: requires privacy.total_epsilon"]),
         ({"privacy__clipping": "none"}, ["privacy.clipping = 'none'", "'per-sample'", "'batch-mean'"]),
         ({"privacy__total_delta": 1.0}, ["privacy.total_delta = 1.0", "< 1"]),
         ({"delays__kind": "recorded"}, ["delays.file: needed with delays.kind = 'recorded'"]),

@@ -173,8 +173,8 @@ def test_no_samples_gradient_depends_on_another_sample(seed: int, other: int) ->
     others[0], labels[0] = features[0], targets[0]
     first = np.eye(4, dtype=np.float32)[0]
     np.testing.assert_array_equal(
-        model.gradients(x, features, targets)._rows[0],  # type: ignore[attr-defined]
-        model.gradients(x, others, labels)._rows[0],  # type: ignore[attr-defined]
+        model.gradients(x, features, targets)._x[0],  # type: ignore[attr-defined]
+        model.gradients(x, others, labels)._x[0],  # type: ignore[attr-defined]
     )
     assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float64
 

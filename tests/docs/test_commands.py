@@ -7,19 +7,21 @@ of SHORTER, which come behind the page's own and win; data sets that must be dow
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from common.datasets.catalogue import data_directory
-from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import make_schedule
 from mapa.chaos.trial import plan_of
 from tests.local_support import write_csv
 from tests.pages_support import ROOT, blocks, blocks_of, commands, pages, require_test, run_command
+from tests.program_support import require_mosquitto
 
 
 class Shown(NamedTuple):
@@ -44,208 +46,158 @@ SHOWN = [
 
 
 class Why(NamedTuple):
-    """Why a command is not run here, and the tests that run the same, smaller or elsewhere."""
+    """Commands that are not run here, why, and the tests that run the same, smaller or elsewhere."""
 
     reason: str
+    commands: tuple[
+        str, ...
+    ]  # one that ends with … stands for all that begin so; `page: command` for one page's
     by: tuple[str, ...] = ()
 
 
-def why(reason: str, *by: str) -> Why:
-    return Why(reason, tuple(f"tests/{one}" for one in by))
-
-
-PIP = why("needs a package index; tests/docs/test_blocks.py looks for the extras that it names")
-SHELL = why("sets a variable of the reader's own shell")
-DOWNLOAD = why(
-    "needs the internet",
-    "common/test_download_datasets.py::test_mnist_comes_from_a_server_of_ones_own",
-    "common/test_download_datasets.py::test_usps_comes_as_h5_from_a_server_of_ones_own",
-)
-DEMO = why(
-    "asks make for .venv first; its one command is run with docs/dashboard.md",
-    "mapa/test_recipes.py::test_the_demonstration_has_a_stated_budget_and_five_edges_on_unlike_links",
-)
-COMPOSE = why("needs a Docker engine", "stack/test_compose.py::test_twenty_edges_train_to_the_end")
-PAGE_IN_COMPOSE = why(
-    "needs a Docker engine",
-    "stack/test_compose_page.py::test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end",
-)
-HOSTS = why("needs several hosts", "stack/test_hosts.py::test_edges_of_another_network_train_over_tls")
-SWARM = why("needs a Docker engine", "stack/test_swarm.py::test_a_stack_is_deployed_scaled_and_trained")
-ENGINE = why("installs packages, and starts or stops a Docker engine, as root")
-CONTAINERS = why(
-    "needs a Docker engine", "stack/test_containers_command.py::test_a_scenario_on_containers_with_faults"
-)
-SERVES = why(
-    "serves until it is stopped",
-    "mapa/test_dashboard.py::test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches",
-    "mapa/test_dashboard.py::test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for",
-)
-AUDIT_OF_MINUTES = why(
-    "takes minutes, or half of one where it is made small",
-    "experiments/test_audit.py::test_the_command_reports_claims_beside_bounds",
-)
-CHAOS = why("takes minutes", "broker/test_chaos.py::test_two_seeded_runs_come_through")
-CHOSEN_FAULTS = why(
-    "takes a minute, and a file of the reader's own",
-    "broker/test_chaos.py::test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes",
-)
-ONE_SIDE = why(
-    "trains with another process only, at a broker of the reader's own",
-    "broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",
-)
-METRICS = why(
-    "trains with another process only, at a broker of the reader's own",
-    "broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",
-)
-REPRODUCE = why(
-    "takes hours, and data sets that must be downloaded",
-    "experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
-    "experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
-)
-CACHED = why(
-    "reports what hours of runs have left",
-    "experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
-)
-OWN_MODEL = "docs/test_own_model_page.py"
-
-# page -> command -> why it is not run. A command that ends with … stands for all that begin so.
-NOT_RUN: dict[str, dict[str, Why]] = {
-    "README.md": {
-        "make run": DEMO,
-        "make test": why("runs this test among all others"),
-        "docker compose up --scale edge=20": COMPOSE,
-        "mapa cloud --broker HOST:8883 --tls-ca ca.crt --run lab1 scenario.toml": HOSTS,
-        "mapa edge --broker HOST:8883 --tls-ca ca.crt --run lab1 --total-epsilon 2 --data-dir /data": HOSTS,
-    },
-    "docs/audit.md": {
-        "mapa audit quickstart": AUDIT_OF_MINUTES,
-    },
-    "docs/chaos.md": {
-        "mapa chaos quickstart --seed 1 --minutes 10": CHAOS,
-        "mapa chaos quickstart --seed 13 --runs 1": CHAOS,
-        "mapa chaos quickstart --seed 13 --only 2,6": why(
-            "takes a minute", "mapa/test_chaos_schedule.py::test_faults_are_chosen_by_number"
+WHY = [
+    Why(
+        "asks make for .venv first; its one command is run with docs/dashboard.md",
+        ("make run",),
+        ("mapa/test_recipes.py::test_the_demonstration_has_a_stated_budget_and_five_edges_on_unlike_links",),
+    ),
+    Why("runs this test among all others", ("make test",)),
+    Why("needs a package index; tests/docs/test_blocks.py looks for the extras", ("pip install …",)),
+    Why("sets a variable of the reader's own shell", ("export …",)),
+    Why(
+        "installs packages, and starts or stops a Docker engine, as root",
+        ("make engine", "make engine-stop", "make images-offline"),
+    ),
+    Why(
+        "needs a Docker engine",
+        ("docker compose up --scale edge=20",),
+        ("stack/test_compose.py::test_twenty_edges_train_to_the_end",),
+    ),
+    Why(
+        "needs a Docker engine",
+        ("docker compose --profile dashboard up",),
+        (
+            "stack/test_compose_page.py::test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end",
         ),
-        "mapa chaos quickstart --faults faults.txt": CHOSEN_FAULTS,
-        "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
-        "mapa chaos quickstart --kills 20 --runs 1": why(
-            "takes a minute", "broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing"
+    ),
+    Why(
+        "needs a Docker engine, and images of Prometheus and Grafana from a registry",
+        ("docker compose --profile monitoring up --scale edge=20",),
+    ),
+    Why(
+        "needs a Docker engine",
+        ("docker swarm init", "docker stack deploy …", "docker service scale …"),
+        ("stack/test_swarm.py::test_a_stack_is_deployed_scaled_and_trained",),
+    ),
+    Why(
+        "needs a Docker engine",
+        ("mapa containers …",),
+        (
+            "stack/test_containers_command.py::test_a_scenario_on_containers_with_faults",
+            "stack/test_containers_command.py::test_a_torch_module_of_ones_own_trains_in_four_containers",
+            "stack/test_compose.py::test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers",
         ),
-        "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": why(
-            "takes a minute", "docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed"
+    ),
+    Why(
+        "needs several hosts",
+        (
+            "mapa cloud --broker HOST:8883 …",
+            "mapa edge --broker HOST:8883 …",
+            "docker compose -f docker/cloud.yml up",
+            "docker compose -f docker/edge.yml up",
         ),
-    },
-    "docs/dashboard.md": {
-        "make run": DEMO,
-        "pip install mapa-testbed[dashboard]": PIP,
-        "mapa dashboard": SERVES,
-        "mapa dashboard --runs-dir runs --open": SERVES,
-        "docker compose --profile dashboard up": PAGE_IN_COMPOSE,
-    },
-    "docs/deploy.md": {
-        "docker compose up --scale edge=20": COMPOSE,
-        "make engine": ENGINE,
-        "make images-offline": ENGINE,
-        "make engine-stop": ENGINE,
-        "docker compose -f docker/cloud.yml up": HOSTS,
-        "docker compose -f docker/edge.yml up": HOSTS,
-        "docker swarm init": SWARM,
-        "docker stack deploy -c docker/stack.yml mapa": SWARM,
-        "docker service scale mapa_edge=50": SWARM,
-        "mapa containers quickstart …": CONTAINERS,
-    },
-    "docs/index.md": {
-        "mapa audit quickstart": AUDIT_OF_MINUTES,
-        "mapa data get mnist usps": DOWNLOAD,
-    },
-    "docs/monitoring.md": {
-        "pip install mapa-testbed[metrics]": PIP,
-        "mapa cloud quickstart --broker 127.0.0.1 --run first --metrics-port 9464": METRICS,
-        "mapa edge --broker 127.0.0.1 --run first --metrics-port 9465": METRICS,
-        "docker compose --profile monitoring up --scale edge=20": why(
-            "needs a Docker engine, and images of Prometheus and Grafana from a registry"
+        ("stack/test_hosts.py::test_edges_of_another_network_train_over_tls",),
+    ),
+    Why(
+        "trains with another process only, at a broker of the reader's own",
+        ("mapa cloud quickstart --broker …", "mapa edge --broker 127.0.0.1 …"),
+        (
+            "broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",
+            "broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",
         ),
-    },
-    "docs/pacing.md": {
-        "mapa data get fashion-mnist": DOWNLOAD,
-        "python -m experiments.pacing": why(
-            "takes minutes, and a data set that must be downloaded",
-            "experiments/test_pacing.py::test_the_command_simulates_every_case_with_every_seed",
-        ),
-    },
-    "docs/recovery.md": {
-        "mapa cloud quickstart --broker HOST --run lab": ONE_SIDE,
-        "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": why(
-            "needs a broker and a killed cloud",
+    ),
+    Why(
+        "needs a broker and a killed cloud",
+        ("mapa cloud --resume …",),
+        (
             "broker/test_chaos.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
             "broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
         ),
-    },
-    "docs/reproduce.md": {
-        "mapa reproduce accuracy …": REPRODUCE,
-        "mapa reproduce --full --cached --out runs/paper": CACHED,
-    },
-    "docs/results/details.md": {
-        "export MAPA_DATA_DIR=…": SHELL,
-        "mapa reproduce --full --out runs/paper --cached": CACHED,
-        "mapa reproduce --full --out runs/paper …": REPRODUCE,
-        "mapa reproduce accuracy constants --quick": REPRODUCE,
-        "mapa reproduce heldout --full": REPRODUCE,
-    },
-    "docs/results.md": {
-        "mapa data get mnist fashion-mnist cifar-10": DOWNLOAD,
-        "mapa reproduce reference --full --tune": why(
-            "takes hours, and data sets that must be downloaded",
+    ),
+    Why(
+        "takes minutes",
+        ("mapa chaos quickstart …",),
+        (
+            "broker/test_chaos.py::test_two_seeded_runs_come_through",
+            "broker/test_chaos.py::test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes",
+            "broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing",
+            "mapa/test_chaos_schedule.py::test_faults_are_chosen_by_number",
+            "docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",
+        ),
+    ),
+    Why(
+        "serves until it is stopped",
+        ("mapa dashboard", "mapa dashboard --runs-dir runs --open"),
+        (
+            "mapa/test_dashboard.py::test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches",
+            "mapa/test_dashboard.py::test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for",
+        ),
+    ),
+    Why(
+        "takes minutes, or half of one where it is made small",
+        ("mapa audit quickstart",),
+        ("experiments/test_audit.py::test_the_command_reports_claims_beside_bounds",),
+    ),
+    Why(
+        "needs the internet",
+        ("mapa data get mnist …", "mapa data get fashion-mnist"),
+        (
+            "common/test_download_datasets.py::test_mnist_comes_from_a_server_of_ones_own",
+            "common/test_download_datasets.py::test_usps_comes_as_h5_from_a_server_of_ones_own",
+        ),
+    ),
+    Why(
+        "takes minutes, and a data set that must be downloaded",
+        ("python -m experiments.pacing",),
+        ("experiments/test_pacing.py::test_the_command_simulates_every_case_with_every_seed",),
+    ),
+    Why(
+        "takes a minute, and a data set that must be downloaded",
+        ("mapa run paced-fashion --broker mosquitto",),
+        ("broker/test_mechanisms_over_mqtt.py::test_fast_and_slow_edges_end_with_the_same_epsilon",),
+    ),
+    Why(
+        "takes hours, and data sets that must be downloaded, or reports what such hours have left",
+        (
+            "mapa reproduce --full …",
+            "mapa reproduce accuracy …",
+            "mapa reproduce heldout --full",
+            "mapa reproduce reference --full --tune",
+        ),
+        (
+            "experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
+            "experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
             "experiments/test_reference.py::test_a_table_is_made_and_goes_on_where_it_stopped",
         ),
-    },
-    "docs/tutorial.md": {
-        "make run": DEMO,
-        "export PATH=$PWD/.venv/bin:$PATH": SHELL,
-        "docker compose up --scale edge=20": COMPOSE,
-    },
-    "docs/unequal-privacy.md": {
-        "mapa data get fashion-mnist": DOWNLOAD,
-        "mapa run paced-fashion --broker mosquitto": why(
-            "takes a minute, and a data set that must be downloaded",
-            "broker/test_mechanisms_over_mqtt.py::test_fast_and_slow_edges_end_with_the_same_epsilon",
+    ),
+    Why(
+        "is run with the page's own files elsewhere",
+        (
+            "mapa simulate my.toml",
+            "docs/your-own-mechanism.md: mapa run my.toml",
+            "docs/your-own-model.md: mapa run my.toml",
+            "mapa audit my.toml --no-one-run",
         ),
-    },
-    "docs/your-own-algorithm.md": {
-        "mapa simulate my.toml": why(
-            "is run with the page's own code elsewhere",
+        (
             "docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",
+            "docs/test_own_model_page.py::test_the_pages_scenario_simulates",
+            "docs/test_own_model_page.py::test_it_runs_between_processes",
+            "mapa/test_own_mechanism.py::test_the_parts_of_the_page_train_are_charged_and_stated",
+            "mapa/test_own_mechanism.py::test_the_audit_plays_the_parts_of_the_page_and_refutes_nothing",
         ),
-        "mapa containers my.toml --edge-image mapa-edge": why(
-            "needs a Docker engine",
-            "stack/test_compose.py::test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers",
-        ),
-    },
-    "docs/your-own-mechanism.md": {
-        command: why("is run with the page's own files elsewhere", f"mapa/test_own_mechanism.py::{test}")
-        for command, test in (
-            ("mapa simulate my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
-            ("mapa run my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
-            (
-                "mapa audit my.toml --no-one-run",
-                "test_the_audit_plays_the_parts_of_the_page_and_refutes_nothing",
-            ),
-        )
-    },
-    "docs/your-own-model.md": {
-        "mapa simulate my.toml": why(
-            "is run with the page's own code elsewhere", f"{OWN_MODEL}::test_the_pages_scenario_simulates"
-        ),
-        "mapa run my.toml": why(
-            "is run with the page's own code elsewhere", f"{OWN_MODEL}::test_it_runs_between_processes"
-        ),
-        "mapa containers my.toml": why(
-            "needs a Docker engine",
-            "stack/test_containers_command.py::test_a_torch_module_of_ones_own_trains_in_four_containers",
-        ),
-    },
-}
+    ),
+]
+NOT_RUN = {command: why for why in WHY for command in why.commands}
 
 # In shuffled batches no release is amplified: the accountant has a closed form, and is quick.
 FEW_IMAGES = (
@@ -271,24 +223,17 @@ SHORTER = {
 }
 
 
-def entry(table: dict[str, object], text: str) -> str:
+def entry(table: Collection[str], shown: Shown) -> str:
     """Return the key of a table that a command belongs to, or nothing; one that is written out comes first."""
-    begun = (key for key in table if key.endswith(" …") and text.startswith(key.removesuffix("…")))
-    return text if text in table else next(begun, "")
-
-
-def is_run(shown: Shown) -> bool:
-    return not entry(dict(NOT_RUN.get(shown.page, {})), shown.text)
-
-
-def needs_mosquitto(shown: Shown) -> bool:
-    return "mosquitto" in shown.words
+    whole = (key for key in (f"{shown.page}: {shown.text}", shown.text) if key in table)
+    begun = (key for key in table if key.endswith(" …") and shown.text.startswith(key.removesuffix("…")))
+    return next(itertools.chain(whole, begun), "")
 
 
 def require_tools(shown: Shown) -> None:
     """Skip where the command needs a program, or a library that `make env` leaves out, and this machine lacks it."""
-    if needs_mosquitto(shown) and find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    if "mosquitto" in shown.words:
+        require_mosquitto()
     if shown.words[0].endswith("secrets.sh"):
         for tool in ("openssl", "mosquitto_passwd"):
             if shutil.which(tool) is None:
@@ -326,18 +271,18 @@ def follow(shown: Shown, folder: Path, run: Path) -> None:
     places = {"RUN": str(run), "PACED-RUN": str(run), "state/": str(run / "state")}
     if shown.words[:3] == ("mapa", "verify", "run.mapa.zip"):
         run_command(["mapa", "bundle", str(run), "--out", "run.mapa.zip"], folder)
-    more = SHORTER.get(entry(dict(SHORTER), shown.text), "")
+    more = SHORTER.get(entry(SHORTER, shown), "")
     run_command([*(places.get(word, word) for word in shown.words), *more.split()], folder)
 
 
-RUN_HERE = list({shown.text: shown for shown in SHOWN if is_run(shown)}.values())
+RUN_HERE = list({shown.text: shown for shown in SHOWN if not entry(NOT_RUN, shown)}.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shown",
     [
-        pytest.param(shown, marks=pytest.mark.broker if needs_mosquitto(shown) else (), id=shown.text)
+        pytest.param(shown, marks=pytest.mark.broker if "mosquitto" in shown.words else (), id=shown.text)
         for shown in RUN_HERE
     ],
 )
@@ -346,30 +291,23 @@ def test_a_command_of_a_page_works(shown: Shown, tmp_path: Path, run: Path) -> N
     follow(shown, tmp_path, run)
 
 
-def test_the_table_has_no_command_that_no_page_shows() -> None:
-    texts: dict[str, list[str]] = {}
-    for shown in SHOWN:
-        texts.setdefault(shown.page, []).append(shown.text)
-    for page, table in NOT_RUN.items():
-        used = {entry(dict(table), text) for text in texts[page]}
-        assert table.keys() <= used, f"{page} shows these no more: {table.keys() - used}"
-    used = {entry(dict(SHORTER), shown.text) for shown in RUN_HERE}
-    assert SHORTER.keys() <= used, f"nobody runs these: {SHORTER.keys() - used}"
+def test_the_tables_have_no_command_that_no_page_shows() -> None:
+    assert set(NOT_RUN) == {entry(NOT_RUN, shown) for shown in SHOWN} - {""}
+    assert set(SHORTER) <= {entry(SHORTER, shown) for shown in RUN_HERE}, "nobody runs these"
 
 
 def test_the_table_gives_reasons_and_names_tests_that_there_are() -> None:
-    for table in NOT_RUN.values():
-        for why in table.values():
-            assert len(why.reason) > 10
-            for named in why.by:
-                require_test(named)
+    for why in WHY:
+        assert len(why.reason) > 10
+        for named in why.by:
+            require_test(f"tests/{named}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["docker compose up", "make check", "mapa runs show nothing", "mapa fly"])
 def test_a_command_that_nobody_knows_is_run_and_fails(words: str, tmp_path: Path) -> None:
     shown = Shown("README.md", "README.md:1", tuple(words.split()))
-    assert is_run(shown), "closed by default"
+    assert not entry(NOT_RUN, shown), "closed by default"
     with pytest.raises(AssertionError):
         follow(shown, tmp_path, tmp_path)
 
@@ -382,8 +320,7 @@ def test_many_commands_are_run() -> None:
 @pytest.mark.broker
 def test_the_faults_on_the_page_are_those_of_its_seed() -> None:
     """The page's run takes a minute; what it does to whom is known before."""
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     (block,) = (one for one in blocks_of(ROOT / "docs" / "chaos.md") if "$ mapa chaos" in one.text)
     (words,) = commands(block)
     given = dict(zip(words[3::2], words[4::2], strict=True))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mapa.commands.containers import image_for
 from mapa.scenario_files import load_scenario
 from tests.pages_support import OWN_MODEL, blocks, write_project
-from tests.program_support import run_mapa
+from tests.program_support import run_mapa, summary_of
 
 SHORT = ["--set", "iterations=30", "--set", "privacy.releases=20", "--set", "evaluation.every=0", "--json"]
 
@@ -27,12 +25,6 @@ def mapa(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run_mapa(command, str(project / "my.toml"), *rest, *SHORT, "--runs-dir", str(project / "runs"))
 
 
-def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def test_the_pages_file_is_short_and_its_network_twelve_lines() -> None:
     lines = blocks(OWN_MODEL, "python")[0].splitlines()
     assert len(lines) + len(blocks(OWN_MODEL, "toml")[0].splitlines()) < 40
@@ -43,7 +35,7 @@ def test_the_pages_file_is_short_and_its_network_twelve_lines() -> None:
 @pytest.mark.slow
 def test_the_pages_scenario_simulates(project: Path) -> None:
     words = f"simulate {project / 'my.toml'} --seed 1 --json --runs-dir {project / 'runs'}"
-    done = summary(run_mapa(*words.split()))
+    done = summary_of(run_mapa(*words.split()))
     assert (done["reason"], done["updates"]) == ("finished", 120)
     assert done["final_accuracy"] > 0.3  # one in ten by chance; 67 % was seen
     assert 0 < done["privacy"]["epsilon"] <= 8
@@ -51,7 +43,7 @@ def test_the_pages_scenario_simulates(project: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_file_takes_colour_images(project: Path) -> None:
-    done = summary(mapa(project, "simulate", "--seed", "1", "--set", "data.set=my_data:Tints"))
+    done = summary_of(mapa(project, "simulate", "--seed", "1", "--set", "data.set=my_data:Tints"))
     assert (done["reason"], done["updates"]) == ("finished", 30)
     assert 0 < done["privacy"]["epsilon"] <= 8
 
@@ -70,7 +62,7 @@ def test_with_batch_norm_it_ends_with_2_and_the_layers_name(project: Path) -> No
 
 @pytest.mark.broker
 def test_it_runs_between_processes(project: Path) -> None:
-    done = summary(mapa(project, "run", "--set", "data.set=my_data:Tints", "--edges", "2"))
+    done = summary_of(mapa(project, "run", "--set", "data.set=my_data:Tints", "--edges", "2"))
     assert (done["reason"], done["updates"]) == ("finished", 30)
     assert 0 < done["privacy"]["epsilon"] <= 8
 

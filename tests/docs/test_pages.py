@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from common.scenario.scenario import parse_scenario
 from tests.pages_support import ROOT, Block, blocks, blocks_of, commands, run_blocks, run_command
-from tests.program_support import MAPA, PATIENCE, environment
+from tests.program_support import environment, run_as_user, summary_of
 
 NOTEBOOK = ROOT / "experiments" / "examples" / "notebook.ipynb"
 _NUMBER = re.compile(r"-?\d+\.?\d*")
@@ -32,16 +31,7 @@ def test_the_algorithm_of_the_page_is_one_short_file_that_trains(tmp_path: Path)
     assert len(code.splitlines()) < 40
     (tmp_path / "my_algorithm.py").write_text(code, encoding="utf-8")
     (tmp_path / "my.toml").write_text(scenario, encoding="utf-8")
-    done = subprocess.run(
-        [MAPA[0], "-P", *MAPA[1:], "simulate", "my.toml", "--seed", "1", "--json"],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    summary = json.loads(done.stdout)
+    summary = summary_of(run_as_user(tmp_path, "simulate", "my.toml", "--seed", "1", "--json"))
     assert (summary["reason"], summary["algorithm"]) == ("finished", "my_algorithm:Damped")
     assert summary["final_accuracy"] > 0.75
     assert summary["privacy"]["epsilon"] <= 4.0

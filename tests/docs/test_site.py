@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser
@@ -20,7 +19,7 @@ from experiments.reproduce.results_page import renewed, verdicts
 from mapa.reference import scenario_page
 from mapa.scenario_files import load_scenario
 from tests.pages_support import ROOT
-from tests.program_support import PATIENCE, environment
+from tests.program_support import run_program
 
 DOCS = ROOT / "docs"
 PAGES = sorted(str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md"))
@@ -65,13 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = folder / "html"
     options = ("-W", "--keep-going", "-n", "-q", "-d", folder / "trees")
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, DOCS, built],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=PATIENCE,
-    )
+    done = run_program(sys.executable, "-m", "sphinx", *options, DOCS, built)
     assert done.returncode == 0, done.stderr[-4000:]
     assert not done.stderr.strip()
     return built

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,3 +78,10 @@ def test_an_accountant_that_dies_is_no_permission(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(MapaError, match="accountant failed"):
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
+
+
+def test_an_edge_that_ends_leaves_no_accountant_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "100"], text=True) as process:
+        monkeypatch.setattr(accountant, "_asked", {process})
+        accountant.end_accountants()
+    assert process.returncode < 0

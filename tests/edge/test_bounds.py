@@ -193,7 +193,7 @@ def test_too_many_landmarks_are_refused_before_any_is_drawn(monkeypatch: pytest.
 def test_a_shard_beyond_the_limit_is_refused_before_its_features_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """52 MB of scattering features are refused where 24 are allowed; the pixels take 10, the transform 15."""
+    """52 MB of scattering features are refused where 24 are allowed; the pixels take 10, the transform 3."""
     monkeypatch.setenv(MEMORY_VARIABLE, "24")
     scenario = {
         "edges": 1,
@@ -203,7 +203,7 @@ def test_a_shard_beyond_the_limit_is_refused_before_its_features_are_made(
     }
     values = parse_scenario(scenario).for_edge(0)
     load = data(10_000, 16)
-    with allocating_at_most(40 * MB), pytest.raises(ConfigurationError, match=r"about 7\d MB; .* 24 MB"):
+    with allocating_at_most(40 * MB), pytest.raises(ConfigurationError, match=r"about 6\d MB; .* 24 MB"):
         prepared(welcome_of(values, edges=1), load=load)
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MapaError
 from experiments.bench import __main__ as bench
-from experiments.bench import page, ratios
-from experiments.bench.core import sweep_worlds
-from experiments.bench.memory import held_by
+from experiments.bench import page
+from experiments.bench.bed import held_by, peak
 from experiments.bench.page import Stolen, Watched, stolen_ticks
-from experiments.bench.ratios import Ratio, compare, work
-from experiments.bench.soak import Slope, fit_slope, last_part
+from experiments.bench.rounds import Case, Figures, Outcome, Ratio, measure, work
+from experiments.bench.simulation import sweep_worlds
+from experiments.bench.soak import fit_slope, judge, last_part
 from mapa.simulation.vectorised import check_vectorised, simulate_many
 
 NOWHERE = Path("/nonexistent")
@@ -33,67 +34,118 @@ def test_the_sweep_that_is_timed_runs_every_seed_and_epsilon_as_one_product() ->
     assert len({outcome.x.tobytes() for outcome in outcomes}) == 8
 
 
-@pytest.mark.parametrize(("value", "at_most", "met"), [(3, True, False), (1, True, True), (3, False, True)])
-def test_a_bar_is_a_ceiling_or_a_floor(value: float, at_most: bool, met: bool) -> None:
-    assert Ratio("r", value, 2.0, at_most, "").met is met
+@pytest.mark.parametrize(
+    ("ratio", "met"),
+    [
+        (Ratio("f", "a", at_least=2.0), True),
+        (Ratio("f", "a", at_most=2.0), False),
+        (Ratio("f", "a", at_most=3.0, at_least=3.0), True),
+        (Ratio("f", "a"), True),
+    ],
+)
+def test_a_bar_is_a_ceiling_or_a_floor(ratio: Ratio, met: bool) -> None:
+    outcome = Outcome(Case("c", {}, [ratio]), [{"a": {"f": 3.0}}])
+    assert ratio.met(3.0) is outcome.held() is met
 
 
-@pytest.mark.parametrize(("at_most", "ratio"), [(True, 100.0), (False, 0.01)])
-def test_work_is_timed_per_iteration_and_in_turns(
-    at_most: bool, ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_go_forwards_and_backwards_and_a_ratio_is_one_of_the_same_round() -> None:
     calls: list[str] = []
+    figures: Iterator[float] = iter([0, 0, *(100, 1), *(2, 400), *(300, 1)])
+
+    def turn(name: str) -> Figures:
+        calls.append(name)
+        return {"rate": next(figures)}
+
+    turns = {name: lambda name=name: turn(name) for name in "ab"}
+    outcome = measure(Case("c", turns, [ratio := Ratio("rate", "a", "b")], rounds=3, warm=True))
+    assert "".join(calls) == "baabbaab"
+    assert outcome.each(ratio) == [100, 200, 300]
+    (told,) = outcome.plain()["ratios"]
+    assert (told["low"], told["median"], told["high"], told["met"]) == (150, 200, 250, True)
+
+
+def test_a_turn_that_fails_is_told_and_its_round_has_no_ratio() -> None:
+    turns = iter([1.0, None, 4.0])
+
+    def shaky() -> Figures:
+        if (rate := next(turns)) is None:
+            raise MapaError("gone")
+        return {"rate": rate}
+
+    case = Case("c", {"a": shaky, "b": lambda: {"rate": 2.0}}, [ratio := Ratio("rate", "a", "b")], rounds=3)
+    outcome = measure(case)
+    assert outcome.each(ratio) == [0.5, 2.0]
+    assert outcome.failures == {"a": "gone"}
+    assert not outcome.held()
+    with pytest.raises(ConfigurationError, match="--rounds 0"):
+        measure(case, rounds=0)
+
+
+def test_work_is_timed_for_one_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
-    monkeypatch.setattr(ratios.time, "process_time", lambda: clock)
+    monkeypatch.setattr("experiments.bench.rounds.time.process_time", lambda: clock)
+    monkeypatch.setattr("experiments.bench.rounds.time.perf_counter", lambda: 2 * clock)
 
-    def task(name: str, seconds: float) -> Callable[[], None]:
-        def do() -> None:
-            nonlocal clock
-            calls.append(name)
-            clock += seconds
+    def do() -> None:
+        nonlocal clock
+        clock += 3.0
 
-        return do
-
-    first, second = work(task("a", 2.0), 1), work(task("b", 2.0), 100)  # the same, said to be a hundred
-    found = compare("r", 1.0, first, second, "b", at_most=at_most, rounds=4)
-    assert calls == ["a", "b", "a", "b", "b", "a", "a", "b", "b", "a"]
-    assert found.value == pytest.approx(ratio)
+    assert work(do, 100)() == pytest.approx({"rate": 100 / 3, "cpu": 30_000, "wall": 60_000})
 
 
-def missed(_parts: list[str], _minutes: float) -> Iterator[Ratio]:
-    yield Ratio("fast", 3.0, 2.0, False, "")
-    yield Ratio("small", 3.0, 2.0, True, "")
+def missed(_given: Namespace) -> Iterator[Case]:
+    bars = [Ratio("rate", "ours", at_least=4.0), Ratio("rate", "ours", at_most=4.0)]
+    yield Case("fast", {"ours": lambda: {"rate": 3.0}}, bars)
 
 
-def broken(_parts: list[str], _minutes: float) -> Iterator[Ratio]:
-    yield Ratio("fast", 3.0, 2.0, False, "")
+def broken(given: Namespace) -> Iterator[Case]:
+    yield from missed(given)
     raise ConfigurationError("no mosquitto")
 
 
-@pytest.mark.parametrize(
-    ("measured", "words", "code"), [(missed, [], 0), (missed, ["--strict"], 1), (broken, [], 2)]
-)
+@pytest.mark.parametrize("part", [missed, broken])
+@pytest.mark.parametrize("strict", [False, True])
 def test_the_bench_reports_and_only_a_strict_one_fails_by_a_bar(
-    measured: Callable[[list[str]], Iterator[Ratio]],
-    words: list[str],
-    code: int,
+    part: object,
+    strict: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(bench, "measured", measured)
-    monkeypatch.setattr(sys, "argv", ["bench", "core", "--json", *words])
-    assert bench.main() == code
-    out, err = capsys.readouterr()
-    assert "fast" in err
-    if measured is missed:
-        assert "MISSED" in err
-        assert [row["met"] for row in json.loads(out)] == [True, False]
+    monkeypatch.setitem(bench.PARTS, "costs", part)
+    words = ["bench", "costs", "--rounds", "1", *(["--strict"] if strict else [])]
+    for file in ("-", str(tmp_path / "out.json")):
+        monkeypatch.setattr(sys, "argv", [*words, "--json", file])
+        assert bench.main() == (2 if part is broken else int(strict))
+        out, err = capsys.readouterr()
+        assert "MISSED" in out + err
+        (told,) = json.loads(out if file == "-" else Path(file).read_text())
+        assert [ratio["met"] for ratio in told["ratios"]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cloud", "--against", "/nonexistent"], "no checkout"),
+        (["cloud", "--log", "of"], "--log of"),
+        (["cloud", "--tls", "of"], "--tls of"),
+        (["soak", "--edges", "1251"], "--edges 1251"),
+        (["soak", "--minutes", "0.5"], "--minutes 0.5"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    assert bench.main() == 2
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux counts it")
 def test_memory_is_what_the_kernel_counts() -> None:
     own, resident = held_by(os.getpid())
-    assert 0 < own <= resident
+    assert 0 < own <= resident <= peak(os.getpid()) * 1.5
+    assert peak(1 << 30) == 0.0
 
 
 # -- time that the host of a virtual machine gave to others -------------------------------------------
@@ -157,24 +209,29 @@ def test_the_interval_covers_the_true_slope_although_samples_are_alike() -> None
         noise = rng.normal(size=600)
         for place in range(1, 600):  # each sample keeps a share of the last
             noise[place] += 0.8 * noise[place - 1]
-        found = fit_slope(times, list(0.01 * times + noise))
-        covered += found.low <= 0.01 <= found.high
+        _, low, high = fit_slope(times, list(0.01 * times + noise))
+        covered += low <= 0.01 <= high
     assert covered >= 180  # 95 % of 200, with room for chance
 
 
 def test_growth_is_seen_and_what_stays_or_shrinks_is_flat() -> None:
     rng, times = np.random.default_rng(1), np.arange(600.0)
     noise = 50 * rng.normal(size=600)
-    assert not fit_slope(times, list(1000 + 16.0 * times + noise)).flat(1.0)
-    assert fit_slope(times, list(1000 + noise)).flat(1.0)
-    assert fit_slope(times, list(1000 - 16.0 * times + noise)).flat(1.0)
-    assert fit_slope(times, [7.0] * 600) == Slope(0.0, 0.0, 0.0)
+    for slope, flat in ((16.0, False), (0.0, True), (-16.0, True)):
+        assert bool(fit_slope(times, list(1000 + slope * times + noise))[2] < 1.0) is flat
+    assert fit_slope(times, [7.0] * 600).tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(ConfigurationError, match="at least 20"):
         fit_slope([1.0] * 19, [1.0] * 19)
 
 
 def test_a_slope_is_counted_per_update_over_the_last_two_thirds() -> None:
-    assert Slope(100.0, 50.0, 150.0).per(50.0) == Slope(2.0, 1.0, 3.0)
-    with pytest.raises(ConfigurationError, match="0 updates a second"):
-        Slope(1.0, 0.0, 2.0).per(0.0)
-    assert last_part([float(second) for second in range(901)]) == slice(300, 901)
+    times = [float(second) for second in range(901)]
+    assert last_part(times) == slice(300, 901)
+    samples = [{"cloud resident": 1000 + 100 * when, "run disk": 2e6} for when in times]
+    figures, bars = judge(times, samples, np.arange(0, 900, 0.02))  # 50 a second
+    assert figures["rate"] == pytest.approx(50, rel=1e-3)
+    assert figures["cloud resident, most"] == pytest.approx(2.0, rel=1e-3)
+    assert figures["run disk MB, most"] == 2.0
+    assert [bar.figure for bar in bars] == ["cloud resident, most", "run disk MB, most"]
+    with pytest.raises(MapaError, match="nothing to divide by"):
+        judge(times, samples, np.array([0.0]))

@@ -3,51 +3,59 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from common.errors import MapaError
 from common.records.gradient_log import FOLDER, Kind, LogReader
 from experiments.bench import clouds
-from experiments.bench.clouds import Cell, Cloud, Score, Scores, Turn, arena, compiled, race
-from experiments.bench.clouds import main as bench_cloud
+from experiments.bench.clouds import (
+    CCloud,
+    Cell,
+    Plan,
+    Task,
+    arena,
+    authors_turn,
+    cloud_cases,
+    compiled,
+    plan_of,
+    ratios_of,
+)
+from experiments.bench.rounds import Ratio, measure
 from mapa.brokers import find_mosquitto
 
-needs_broker = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on PATH")
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto on PATH"),
+]
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 CELL = Cell(3, 300)
+PLAN = Plan(cells=[CELL], seconds=0.2, warm=0.05)
 
 
-def scored(name: str, log: str | None, *rates: float) -> Score:
-    turns = [Turn(rate, 1e6 / rate) if rate else Turn(failure="gone") for rate in rates]
-    return Score(CELL, name, log, turns)
+def test_a_cell_asks_for_the_bars_that_its_size_has() -> None:
+    def bars(cell: Cell) -> set[tuple[str, str, str | None, float | None]]:
+        asked = (ratio for ratio in ratios_of(cell, ["process", None]) if ratio.bar)
+        return {(one.figure, one.of, one.over, one.at_most or one.at_least) for one in asked}
+
+    heard = ("rate", "ours, log", "libmosquitto", 0.55)
+    assert bars(Cell(5, 785)) == {("cloud", "ours, log", "raw C, log", 3.5), heard}
+    of_raw, of_library = ("cloud", "ours, log", "raw C, log", 1.6), ("cloud", "ours", "libmosquitto", 2.8)
+    assert bars(Cell(20, 7_850)) == {of_raw, of_library, heard}
+    large = bars(Cell(20, 1_000_000))
+    assert large == {(*of_raw[:3], 1.8), ("cloud", "ours", "raw C", 1.8), of_library}
 
 
-def test_a_turn_is_compared_with_the_other_clouds_turn_of_the_same_round() -> None:
-    ours, raw = scored("ours", "process", 100, 0, 400), scored("raw C", "process", 200, 200, 1600)
-    against, library = scored("against", "process", 50, 50, 100), scored("libmosquitto", None, 400, 400, 800)
-    found = Scores([ours, raw, against, library]).ratios(ours)
-    assert found["cpu / raw C"] == pytest.approx([2, 4])
-    assert found["cpu / against"] == pytest.approx([0.5, 0.25])
-    assert found["rate / against"] == pytest.approx([2, 4])
-    assert found["rate / libmosquitto"] == pytest.approx([0.25, 0.5])
-    assert "cpu / against" not in Scores([ours, raw, against]).ratios(against)
-    assert "cpu / raw C" not in Scores([scored("ours", None, 1), raw]).ratios(scored("ours", None, 1))
-    assert ours.failures == ["gone"]
+def test_options_make_the_product_of_their_values() -> None:
+    plan = plan_of([5, 20], [785], ["on", "power"], ["off", "on"])
+    assert plan.logs == ["process", "power"]
+    assert plan.cells == [Cell(k, 785, tls) for k in (5, 20) for tls in (False, True)]
+    assert Ratio("rate", "ours, log: power", "ours, log") in ratios_of(CELL, plan.logs)
+    assert plan_of([], [], ["off"], ["off"]).cells == clouds.CELLS
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [(["--against", "/nonexistent"], "no checkout"), (["--log", "of"], "--log of")]
-)
-def test_a_wrong_option_is_told_before_anything_starts(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench_cloud(words) == 2
-    assert said in capsys.readouterr().out
-
-
-@pytest.mark.broker
-@needs_broker
 @needs_compiler
 @pytest.mark.parametrize("lean", [True, False], ids=["C edges", "Python edges"])
 def test_every_cloud_that_can_run_here_serves_both_kinds_of_edges(
@@ -55,32 +63,29 @@ def test_every_cloud_that_can_run_here_serves_both_kinds_of_edges(
 ) -> None:
     if not lean:  # as on a machine without a compiler, where ours is the only cloud
         monkeypatch.setattr(clouds, "compiled", lambda *_, **__: None)
-    scores = race(
-        [CELL], ["process", None], rounds=1, seconds=0.2, warm=0.05, against=Path(__file__).parents[2]
-    )
-    named = {(score.cloud, score.log) for score in scores.all}
-    trees = {(name, log) for name in ("ours", "against") for log in ("process", None)}
-    assert trees <= named
-    assert lean or trees == named
-    for score in scores.all:
-        assert not score.failures, (score.cloud, score.log)
-        (turn,) = score.turns
-        assert min(turn.rate, turn.cloud, turn.broker, turn.edges, turn.first) > 0
-    assert len(scores.plain()) == len(scores.all) == scores.table().row_count
+    (outcome,) = (measure(case, 1) for case in cloud_cases(replace(PLAN, against=Path(__file__).parents[2])))
+    trees = {"ours, log", "ours", "against, log", "against"}
+    assert trees <= set(outcome.case.turns)
+    assert lean or trees == set(outcome.case.turns)
+    assert not outcome.failures
+    for figures in outcome.rounds[0].values():
+        assert min(figures[name] for name in ("rate", "cloud", "broker", "edges", "first model s")) > 0
+    measured = {(ratio.of, ratio.over) for ratio in outcome.case.ratios if outcome.each(ratio)}
+    assert {("ours, log", "against, log"), ("ours", "against"), ("ours, log", "ours")} <= measured
 
 
-@pytest.mark.broker
-@needs_broker
 def test_tls_lies_between_cloud_and_broker_alone() -> None:
-    cell = Cell(2, 100, tls=True)
-    scores = race([cell], [None], rounds=1, seconds=0.1, warm=0.0, only=["ours"])
-    (score,) = scores.all
-    assert score.failures == []
-    assert score.turns[0].rate > 0
+    plan = replace(PLAN, cells=[Cell(2, 100, tls=True)], logs=[None], only=["ours"])
+    (outcome,) = (measure(case, 1) for case in cloud_cases(plan))
+    assert not outcome.failures
+    assert outcome.rounds[0]["ours"]["rate"] > 0
 
 
-@pytest.mark.broker
-@needs_broker
+def test_the_authors_way_runs_beside_it() -> None:
+    with arena(7_850) as place:
+        assert authors_turn(place, 1.0)["rate"] > 0
+
+
 @needs_compiler
 def test_the_log_of_the_ceiling_is_one_that_we_read(tmp_path: Path) -> None:
     with arena(CELL.dimension) as place:
@@ -89,17 +94,15 @@ def test_the_log_of_the_ceiling_is_one_that_we_read(tmp_path: Path) -> None:
             pytest.skip("no zlib headers")
         kept: list[Path] = []
 
-        class Keeping(clouds.CCloud):
+        class Keeping(CCloud):
             def end(self) -> dict[str, object]:
                 counted = super().end()
                 (segment,) = place.directory.glob("*.seg")
-                kept.append(shutil.copy(segment, tmp_path / FOLDER / "000001.seg"))
+                kept.append(segment.rename(tmp_path / FOLDER / "000001.seg"))
                 return counted
 
         (tmp_path / FOLDER).mkdir()
-        cloud: Cloud = Keeping("raw C", "process", binary)
-        turn = place.turn(cloud, CELL, 0.0, 0.1)
-    assert turn.failure == ""
+        assert place.turn(Keeping("raw C", "process", binary), CELL, 0.0, 0.1)["rate"] > 0
     assert kept
     entries = list(LogReader(tmp_path))
     assert [entry.t for entry in entries] == list(range(1, len(entries) + 1))
@@ -108,19 +111,16 @@ def test_the_log_of_the_ceiling_is_one_that_we_read(tmp_path: Path) -> None:
     assert all(entry.arrived.gradient.size == CELL.dimension for entry in entries)
 
 
-@pytest.mark.broker
-@needs_broker
 @needs_compiler
 def test_a_cloud_that_answers_nobody_is_told_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clouds, "_PATIENCE", 0.3)
 
-    class Deaf(clouds.CCloud):
-        def begin(self, place: clouds.Place) -> tuple[int, str]:
-            pid, _ = super().begin(clouds.Place("elsewhere", place.cell, place.port, None, place.directory))
-            return pid, "00"
+    class Deaf(CCloud):
+        def begin(self, task: Task) -> tuple[int, str, clouds.Meanwhile]:
+            return super().begin({**task, "run": "elsewhere"})
 
     with arena(CELL.dimension) as place:
         binary = compiled("ceiling_cloud.c", place.directory, "-lz")
         assert binary is not None
-        turn = place.turn(Deaf("raw C", None, binary), CELL, 0.0, 0.1)
-    assert turn.failure == "0 of 3 edges had a model"
+        with pytest.raises(MapaError, match="0 of 3 edges had a model"):
+            place.turn(Deaf("raw C", None, binary), CELL, 0.0, 0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from mapa.brokers import embedded_broker
 from mapa.process_run import edge_arguments
 from mapa.processes import interruptible
 from mapa.scenario_files import load_scenario
-from tests.program_support import PATIENCE, SIGINT_IGNORED
+from tests.program_support import SIGINT_IGNORED, run_program
 
 FILE = ["data.set=file", "data.train_path=train.npz", "data.schema={kind='array', shape=[4], classes=2}"]
 FILE += ["algorithm.name=constant", "algorithm.rate=0.1", "algorithm.first_clip=1"]
@@ -32,23 +31,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def edge_command(elsewhere: Path, *changes: str) -> list[str]:
+    """Return how an edge of the changed quickstart is started."""
+    _, scenario = load_scenario("quickstart", changes)
+    nobody = BrokerAddress("127.0.0.1", 1)
+    return edge_arguments(scenario, RunId("r"), nobody, elsewhere / "state", elsewhere / "data", 1)
+
+
 @pytest.mark.slow
 def test_an_edge_process_is_ours(elsewhere: Path) -> None:
-    _, scenario = load_scenario("quickstart")
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE)
+    command = edge_command(elsewhere)
+    done = run_program(*command, "--help", cwd=elsewhere)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path) -> None:
     law = "tests.common.test_noise_port:Mixed"
-    changes = [f"privacy.noise={law}", "privacy.scale=1", "privacy.share=0.5"]
-    _, scenario = load_scenario("quickstart", changes)
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
+    command = edge_command(elsewhere, f"privacy.noise={law}", "privacy.scale=1", "privacy.share=0.5")
     assert command[command.index("--allow") + 1] == law
 
 
@@ -63,11 +62,7 @@ def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path
 def test_edges_of_a_local_run_release_the_records_of_the_one_who_starts_them(
     elsewhere: Path, changes: list[str], switches: set[str]
 ) -> None:
-    _, scenario = load_scenario("quickstart", changes)
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
-    assert {word for word in command if word.startswith("--allow-")} == switches
+    assert {word for word in edge_command(elsewhere, *changes) if word.startswith("--allow-")} == switches
 
 
 @pytest.mark.slow
@@ -81,7 +76,7 @@ def test_a_program_that_may_be_interrupted_hears_a_sigint_that_we_ignore() -> No
     asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     told = [sys.executable, "-c", asks]
     for command, heard in ((told, "False"), (interruptible(told), "True")):
-        done = subprocess.run([*SIGINT_IGNORED, *command], capture_output=True, text=True, timeout=PATIENCE)
+        done = run_program(*SIGINT_IGNORED, *command)
         assert done.stdout.strip() == heard, done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from mapa.container import service
 from mapa.runs import NewRun
 from mapa.scenario_files import data_set_of, load_scenario
 from tests.memory_broker import MemoryBroker
-
-ROOT = Path(__file__).parents[2]
-
+from tests.program_support import ROOT, run_program
 
 Started = Callable[[str, dict[str, str]], dict[str, Any]]
 
@@ -364,7 +361,7 @@ def test_the_heart_beats_only_while_all_is_well(tmp_path: Path) -> None:
 def test_the_health_check_needs_the_standard_library_alone(tmp_path: Path) -> None:
     def check(path: Path, most: str) -> int:
         command = [sys.executable, "-I", "-S", str(Path(health.__file__)), str(path), most]
-        return subprocess.run(command, capture_output=True, timeout=600).returncode
+        return run_program(*command).returncode
 
     file = tmp_path / "health"
     assert check(file, "30") == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,29 +12,17 @@ import pytest
 import mapa as face
 from common.scenario.scenario import parse_scenario
 from experiments.bench.large_model import large_scenario
-from mapa.brokers import find_mosquitto
 from mapa.commands.containers import for_a_container, memory_for, message_limit, own_code
 from mapa.commands.init import TEMPLATES, write_project
 from mapa.process_run import edge_code
 from mapa.run_parts import edge_data_bytes
 from mapa.scenario_files import load_scenario
-from tests.program_support import MAPA, PATIENCE, Mapa, environment
+from tests.program_support import Mapa, environment, require_mosquitto, run_as_user, summary_of
 
 FILES = ["README.md", "my_model.py", "scenario.toml"]
 CASES = [("numpy", 400, 0.9)]
 if importlib.util.find_spec("common.models.torch_model") is not None:
     CASES.append(("torch", 20, 0.0))
-
-
-def run(*words: str, cwd: Path) -> dict[str, object]:
-    """Run a command as a user does who is in another folder, with nothing but the installed package on the path."""
-    env = {**environment(), "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [MAPA[0], "-P", *MAPA[1:], *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    summary: dict[str, object] = json.loads(done.stdout)
-    return summary
 
 
 def test_a_project_is_three_short_files_and_says_what_is_next(mapa: Mapa, tmp_path: Path) -> None:
@@ -72,11 +58,11 @@ def test_the_project_simulates_from_any_folder(
     write_project(tmp_path / "mine", template)
     (tmp_path / "elsewhere").mkdir()
     words = ("simulate", "../mine/scenario.toml", "--seed", "1", "--iterations", str(updates), "--json")
-    summary = run(*words, "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path / "elsewhere")
+    summary = summary_of(run_as_user(tmp_path / "elsewhere", *words, "--runs-dir", str(tmp_path / "runs")))
     assert (summary["reason"], summary["updates"]) == ("finished", updates)
     assert summary["model"] == "my_model:MyModel"
-    assert summary["final_accuracy"] >= accuracy  # type: ignore[operator]
-    assert summary["privacy"]["epsilon"] <= 8.0  # type: ignore[index, call-overload, operator]
+    assert summary["final_accuracy"] >= accuracy
+    assert summary["privacy"]["epsilon"] <= 8.0
 
 
 @pytest.mark.broker
@@ -84,8 +70,7 @@ def test_the_project_simulates_from_any_folder(
 def test_the_project_runs_in_processes_whose_edges_find_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_mosquitto()
     write_project(tmp_path / "mine", "numpy")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mapa.processes import VARIABLES, one_thread, one_thread_each
+from tests.program_support import run_program
 
-ROOT = Path(__file__).parents[2]
 # a command that only says what it found, in the place of the one that is asked for
 SCRIPT = """
 import os, sys, types
@@ -29,15 +27,7 @@ cli.main()
 
 def threads(command: str, **said: str) -> str:
     environ = {key: value for key, value in os.environ.items() if key not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, command],
-        env={**environ, **said},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    return run_program(sys.executable, "-c", SCRIPT, command, env={**environ, **said}).stdout.strip()
 
 
 @pytest.mark.parametrize("command", ["run", "cloud", "edge"])

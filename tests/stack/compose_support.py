@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ import pytest
 from common.records.reader import Record, read_events
 from mapa.container_run import NUMBER, PROJECT, Stack
 from mapa.runs import NewRun
+from tests.program_support import ROOT, assert_each_once, run_program
 
-ROOT = Path(__file__).parents[2]
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.
 MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
 PATIENCE = 480.0  # seconds; reached only where something hangs
@@ -49,24 +48,10 @@ class Compose:
     said: list[str] = field(default_factory=list)
 
     def __call__(self, *words: str, check: bool = True) -> str:
-        command = [
-            "docker",
-            "compose",
-            "--project-name",
-            self.stack.project,
-            "--file",
-            str(self.file),
-            *words,
-        ]
+        place = ("--project-name", self.stack.project, "--file", str(self.file))
+        command = ["docker", "compose", *place, *words]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("COMPOSE_")}
-        done = subprocess.run(
-            command,
-            env={**clean, **self.environment},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=2 * PATIENCE,
-        )
+        done = run_program(*command, env={**clean, **self.environment})
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr[-2000:]}"
         return done.stdout + done.stderr
 
@@ -138,13 +123,5 @@ def compose(engine: Any, runs: Path, **environment: str) -> Iterator[Compose]:
 
 
 def assert_applied_exactly_once(records: Records, updates: int) -> Counter[int]:
-    """Check the record of every update: t from 1 to T, no (edge, sequence) twice, none left out."""
-    applied = records.named("gradient_applied")
-    assert [event["t"] for event in applied] == list(range(1, updates + 1))
-    for event in applied:
-        assert event["staleness"] == event["t"] - event["version"] >= 0
-    per_edge = Counter(event["edge"] for event in applied)
-    for edge, count in per_edge.items():
-        sequences = [event["sequence"] for event in applied if event["edge"] == edge]
-        assert sequences == list(range(1, count + 1)), f"edge {edge}: a gradient was lost or applied twice"
-    return per_edge
+    """Check the record of every update; return how many each edge has."""
+    return assert_each_once(records.named("gradient_applied"), updates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
 from mapa.brokers import free_port
-from tests.stack.compose_support import MARKS, PATIENCE, ROOT, Compose, assert_applied_exactly_once, compose
+from tests.program_support import ROOT, run_program
+from tests.stack.compose_support import MARKS, PATIENCE, Compose, assert_applied_exactly_once, compose
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 GATEWAY = "host.docker.internal"  # this machine, as its containers call it
@@ -27,7 +27,7 @@ def secrets_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("deploy") / "secrets"
     recipe = ROOT / "docker" / "mosquitto" / "secrets.sh"
     names = f"localhost,127.0.0.1,{GATEWAY}"
-    done = subprocess.run([recipe, folder, names, "lab=3", "desk=1"], capture_output=True, text=True)
+    done = run_program(recipe, folder, names, "lab=3", "desk=1")
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,20 +12,14 @@ import pytest
 
 from mapa.brokers import free_port
 from mapa.container_run import Stack
-from tests.stack.compose_support import MARKS, PATIENCE, ROOT
+from tests.program_support import run_program
+from tests.stack.compose_support import MARKS, PATIENCE
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def docker(*words: str, **environment: str) -> str:
-    done = subprocess.run(
-        ["docker", *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = run_program("docker", *words, env={**os.environ, **environment})
     assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr[-2000:]}"
     return done.stdout
 
