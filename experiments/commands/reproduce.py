@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
-from experiments.audit.game import finite
+from experiments.audit.game import finites
 from experiments.harness import SWEEP_ENGINES
 from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
@@ -180,10 +180,7 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
     if as_json:
-        audited = [
-            {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
-            for row in table.audited
-        ]
+        audited = [finites(asdict(row)) for row in table.audited]
         rows = [asdict(row) for row in table.rows]
         report = {"size": order.size, "rows": rows, **_common(table)}
         print_json({**report, "looks_at_held_out": table.looks, "audited": audited})

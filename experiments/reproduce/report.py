@@ -210,10 +210,7 @@ def write_report(content: ReportContent, folder: Path) -> list[Path]:
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     tables = {one.name: rows_of(content.results, one.name) for one in content.experiments}
     texts = {"report.html": _page(content, tables), "report.md": _markdown(content, tables)}
-    shown = {
-        "verdicts": verdict_rows(content.judged),
-        **{name: rows for name, rows in tables.items() if rows},
-    }
+    shown = {"verdicts": verdict_rows(content.judged), **{name: t for name, t in tables.items() if t}}
     texts |= {f"tables/{name}.csv": csv_table(columns_of(rows), rows) for name, rows in shown.items()}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -225,9 +222,8 @@ def counted(judged: Sequence[Judged]) -> str:
     sentences, order = [], list(Verdict)
     for ours, whose in ((False, "The paper's claims"), (True, "Our own questions")):
         some = [one for one in judged if one.claim.ours is ours]
-        counts = Counter(
-            one.words for one in sorted(some, key=lambda one: order.index(one.judgement.verdict))
-        )
+        some.sort(key=lambda one: order.index(one.judgement.verdict))
+        counts = Counter(one.words for one in some)
         words = [f"{n} {_PLURAL.get(word, word) if n > 1 else word}" for word, n in counts.items()]
         sentences += [f"{whose}: {', '.join(words)}."] if words else []
     return " ".join(sentences)

@@ -35,9 +35,9 @@ from experiments.reference.audited import (
     section,
 )
 from experiments.reference.cells import (
-    Cell,
     Chosen,
     Search,
+    TableCell,
     all_cells,
     asked_of,
     choice_for,
@@ -70,7 +70,7 @@ ROW = Row(
     digest="0" * 64,
     command="mapa simulate private-mnist-eps3",
 )
-CELL = Cell(data="mnist", edges=5, epsilon=3, method="tuned", links="lan", seed=1, size="full")
+CELL = TableCell(data="mnist", edges=5, epsilon=3, method="tuned", links="lan", seed=1, size="full")
 
 
 def test_the_full_table_is_the_one_that_was_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 from experiments.reproduce.catalogue import FigurePoint, Results, all_points, catalogue
 from experiments.reproduce.claims import (
     TARGET,
-    Case,
+    ClaimCase,
     Judgement,
     Verdict,
     ahead,
@@ -45,7 +45,7 @@ TIMES = list(range(100, 2100, 100))
 def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
     holds: list[bool | None], verdict: Verdict, summary: str
 ) -> None:
-    found = by_cases([Case("here", one, "1 : 2") for one in holds])
+    found = by_cases([ClaimCase("here", one, "1 : 2") for one in holds])
     assert (found.verdict, found.summary) == (verdict, summary)
     assert found.explain == (False in holds)
     assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
@@ -74,12 +74,12 @@ def test_seeds_decide_how_near_is_too_near(told: bool | None, expected: bool | N
 
 def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
     (claim,) = (claim for claim in claims() if claim.name == "testbed: beats AUDP")
-    two = [Case(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
+    two = [ClaimCase(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
     found = covered(claim, by_cases(two))
     assert found.verdict is Verdict.PARTLY
     assert found.summary == "holds in 2 of 2 (the claim covers 4)"
     assert covered(claim, by_cases([*two, *two])).verdict is Verdict.REPRODUCED
-    assert covered(claim, by_cases([Case("K=5", False, "")])).verdict is Verdict.NOT
+    assert covered(claim, by_cases([ClaimCase("K=5", False, "")])).verdict is Verdict.NOT
 
 
 def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytest.MonkeyPatch) -> None:
