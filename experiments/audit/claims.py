@@ -75,8 +75,8 @@ def _binomial(trials: int, rate: float) -> Floats:
     return np.asarray(np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate)))
 
 
-# A claim states one number of a release, infinite where nothing is claimed. `least` is the least number that error rates
-# of at most these allow, `epsilon` is such a number as ε at δ.
+# A claim states one number of a release, infinite where nothing is claimed. `least` is the least number that error
+# rates of at most these allow, `epsilon` is such a number as ε at δ.
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ def test_runs_without_seeds_are_compared_by_their_means() -> None:
     assert own["off_budget"] == pytest.approx(0.05)
     [again] = [one for one in cases_of([replace(one, seed=1), replace(paced, seed=2)]) if one["against"]]
     assert again["points"] == (pytest.approx(3.0),)
+    assert spread((0.0, 1.0, 2.5)) == 2.5  # an edge that came too late has released nothing
+    assert spread((0.0, 0.0)) == 1.0
 
 
 @pytest.mark.slow
