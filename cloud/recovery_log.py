@@ -148,14 +148,11 @@ class History:
         if not judged.changes:
             return
         kind = _kind_of(judged)
-        match judged:
-            case JudgedGradient(arrived=event):
-                body = payload if kind is Kind.GRADIENT else payload[:HEADER_BYTES]
-            case JudgedHello(hello=event):
-                body = payload
-            case JudgedLeave(leave=event):
-                body = encode(event)
-        self._append(kind, server, seconds, body, event.edge_id)
+        if isinstance(judged, JudgedLeave):
+            payload = encode(judged.leave)
+        elif kind is Kind.REPEAT:
+            payload = payload[:HEADER_BYTES]
+        self._append(kind, server, seconds, payload, judged[0].edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""

@@ -333,8 +333,8 @@ class CloudServer:
 
     def _judge_new(self, arrived: GradientArrived, account: EdgeAccount) -> JudgedGradient:
         """Judge a gradient whose sequence is the next: it is applied unless no honest edge can have made it."""
-        refusal, stage = None, None
-        if arrived.sequence > self.terms.cap(account.index):
+        refusal, stage, terms = None, None, self.terms
+        if terms.caps and arrived.sequence > terms.cap(account.index):
             refusal = "cap"
         elif arrived.version > self.t:
             refusal = "future"
@@ -343,9 +343,11 @@ class CloudServer:
         elif (stage := account.sent_models.stage_of(arrived.version, arrived.sensitivity)) is None:
             refusal = "sensitivity"
         elif account.reach < math.inf:
-            regular = self.terms.regular_part(account.law, arrived.sensitivity, self.longest)
             norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
-            if not norm <= account.reach * arrived.sensitivity + regular:  # NaN fails too
+            longest = account.reach * arrived.sensitivity
+            if terms.regularization:
+                longest += terms.regular_part(account.law, arrived.sensitivity, self.longest)
+            if not norm <= longest:  # NaN fails too
                 refusal = "norm"
         return JudgedGradient(arrived, account, refusal, stage, True, True)
 
@@ -402,8 +404,7 @@ class CloudServer:
         """Send x_t, or end the run where it is not finite: no edge would take such a model."""
         schedule = self.schedule
         assert schedule is not None
-        square = float(np.vdot(self.model, self.model))  # serves both questions below
-        norm = math.sqrt(square) if square < math.inf else length(self.model)
+        norm = length(self.model)
         if not norm < math.inf:  # NaN fails too
             return self._ended("diverged")
         if norm > self.longest:
@@ -417,6 +418,7 @@ class CloudServer:
             account.last_sequence,
             self.model,
             self.incarnation,
+            norm,
         )
 
     def _stage_opened(self, *, reopened: bool) -> Iterator[messages.StageOpened]:

@@ -313,8 +313,7 @@ class CloudService:
                 self.loop.post(self.release)
             self._held.append((effects, now))
             return
-        for effect in effects:
-            self._perform(effect, now)
+        self._perform(effects, now)
 
     def release(self) -> None:
         """Perform what waited for the log, which is on disk from now on."""
@@ -322,13 +321,13 @@ class CloudService:
             self.history.sync()
         held, self._held = self._held, []
         for effects, now in held:
-            for effect in effects:
-                self._perform(effect, now)
+            self._perform(effects, now)
 
-    def _perform(self, effect: Effect, now: float) -> None:
-        if type(effect) is not GradientApplied:  # of which there are most: nothing of it is sent
-            self._send(effect, now)
-        self.note(effect, now)
+    def _perform(self, effects: list[Effect], now: float) -> None:
+        for effect in effects:
+            if type(effect) is not GradientApplied:  # of which there are most: nothing of it is sent
+                self._send(effect, now)
+            self.note(effect, now)
 
     def note(self, effect: Effect, now: float) -> None:
         """Count and record an effect of an event of time `now`; nothing is sent."""
@@ -382,7 +381,7 @@ class CloudService:
         self.models.add(topic, effect)
 
     def _publish_model(self, topic: str, effect: SendModel) -> bool:
-        return self.channel.publish(topic, codec.encode_model(effect))
+        return self.channel.publish(topic, *codec.model_parts(effect))
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
         edge_id, former = welcome.edge_id, self.peers.get(welcome.edge_id)

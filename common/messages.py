@@ -1,4 +1,4 @@
-"""Domain events that cloud and edge speak; frozen, and free of any transport.
+"""Domain events that cloud and edge speak; frozen, and free of any transport. Those of every update are tuples.
 
 Words (docs/paper.md): update t turns x_t into x_{t+1}; a model's version is its t;
 staleness = t − version read; a sequence counts from 1 per edge id and is never reused for other bytes.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.quantities import EdgeId, NoisyGradient, Vector
 
@@ -34,8 +35,7 @@ class Hello:
     preparing: bool = False  # it has its records still to read: it says hello again when it can train
 
 
-@dataclass(frozen=True, slots=True)
-class GradientArrived:
+class GradientArrived(NamedTuple):
     """g̃ of one edge."""
 
     edge_id: EdgeId
@@ -44,7 +44,7 @@ class GradientArrived:
     sensitivity: float  # ΔS that it was clipped and noised under
     gradient: NoisyGradient  # g̃
     incarnation: int = 0  # of the run whose model it read
-    norm: float | None = field(default=None, compare=False)  # ‖g̃‖, where decoding has found it; never sent
+    norm: float | None = None  # ‖g̃‖, where decoding has found it; never sent
 
 
 AWAY = "away"  # reason of a leave: the edge comes back by itself
@@ -102,8 +102,7 @@ class Refuse:
     last_sequence: int | None = None  # `ledger-lost` alone: the last of this edge's that the cloud knows
 
 
-@dataclass(frozen=True, slots=True)
-class SendModel:
+class SendModel(NamedTuple):
     """x_t and ΔS for one edge (line 12, cloud side). The vector is a snapshot and never changes."""
 
     edge_id: EdgeId
@@ -112,6 +111,7 @@ class SendModel:
     acknowledged: int  # last sequence of this edge that was applied
     model: Vector  # x_t
     incarnation: int = 0  # of the run
+    norm: float | None = None  # ‖x_t‖, where the sender has found it, so that x_t is finite; never sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,7 @@ class EdgeGone:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GradientApplied:
+class GradientApplied(NamedTuple):
     edge: int
     edge_id: EdgeId
     sequence: int

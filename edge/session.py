@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.errors import LocalProtocolError
-from common.messages import AWAY, Halt, ModelReceived, Presence, Refuse, Welcome
+from common.messages import AWAY, Halt, ModelReceived, Presence, Refuse, SendModel, Welcome
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 
@@ -265,7 +265,7 @@ class EdgeSession:
                 return self._admitted(event)
             case Refuse():
                 return self._refused(event)
-            case ModelReceived():
+            case SendModel():
                 return self._model(event)
             case Presence():
                 return self._presence(event)

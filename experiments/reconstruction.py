@@ -300,7 +300,7 @@ def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) 
     shard, b = worker.shard, worker.mechanism.batch_size
     bound = world.scenario.batch_size * sent.sensitivity / 2  # C
     worker.sequence = n - 1
-    released = worker.receive(replace(sent, sensitivity=2 * bound / b)).gradient
+    released = worker.receive(sent._replace(sensitivity=2 * bound / b)).gradient
     # the observer knows x_t, which depends on no sample of this batch, and takes λx_t off
     gradient = released - np.float32(worker.regularization) * sent.model
     guess = head.invert(gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shlex
 import socket
 from collections.abc import Callable, Iterator
@@ -142,6 +143,8 @@ class CloudRun:
 
         SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
         """
+        gc.collect()
+        gc.freeze()  # what start-up has made stays: no collection while the cloud serves looks at it
         with on_signals(lambda *_: self.loop.post(self._signalled)):
             try:
                 self.loop.run()
@@ -150,6 +153,8 @@ class CloudRun:
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
                     f" with {self.resume_command}"
                 ) from error
+            finally:
+                gc.unfreeze()
             self._deliver()
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"

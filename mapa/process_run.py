@@ -45,7 +45,6 @@ class EdgeProcesses:
 
     def __init__(self) -> None:
         self.children: dict[Path, subprocess.Popen[bytes]] = {}  # by the file
-        self.patience = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
         self.failure = ""  # why they have ended before the run
 
     def start(self, command: Sequence[str], log: Path) -> None:
@@ -66,15 +65,14 @@ class EdgeProcesses:
                 break
         loop.stop()
 
+    def wait(self) -> None:
+        await_children(self.children.values(), _GRACE)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Wait for all together; then stop those that are left, at once where this or the run is interrupted."""
-        try:
-            await_children(self.children.values(), self.patience if kind is None else 0.0)
-        finally:
-            stop_children(*self.children.values())
+    def __exit__(self, *_: object) -> None:
+        stop_children(*self.children.values())
 
 
 def edge_arguments(
@@ -126,30 +124,29 @@ def run_in_processes(
         open_records(runs / run) as directory,
         resolve_broker(broker, directory.path / "broker", max_payload=limit, say=say) as address,
         view,
+        EdgeProcesses() as edges,
     ):
-        with (
-            open_cloud(
-                setting,
-                run=run,
-                broker=address,
-                credentials=Credentials(),
-                directory=directory,
-                view=view,
-                edges_at_least=scenario.workers,
-            ) as cloud,
-            EdgeProcesses() as edges,
-        ):
-            state = directory.path / "state"
-            for number, count in enumerate(edge_counts(scenario.workers, processes)):
-                command = edge_arguments(scenario, run, address, state, data_dir, count)
-                edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
+        state = directory.path / "state"
+        for number, count in enumerate(edge_counts(scenario.workers, processes)):
+            command = edge_arguments(scenario, run, address, state, data_dir, count)
+            edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
+        with open_cloud(
+            setting,
+            run=run,
+            broker=address,
+            credentials=Credentials(),
+            directory=directory,
+            view=view,
+            edges_at_least=scenario.workers,
+        ) as cloud:
             write_manifest(directory, setting, name=name, engine="processes")
             cloud.patience = _OWN_BROKER if ours else cloud.patience
             edges.watch(cloud.loop, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
-            if cloud.channel.owing:
-                edges.patience = 0.0  # they will not hear of the halt
             if not edges.failure or cloud.service.halted is not None:
                 # the records first: edges take their time, and a second Ctrl-C takes it away
-                return record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
+                summary = record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
+                if not cloud.channel.owing:  # else they will not hear of the halt
+                    edges.wait()
+                return summary
         raise EdgesFailedError(edges.failure)

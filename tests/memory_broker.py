@@ -11,6 +11,7 @@ from functools import partial
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.transport.channel import (
     UNREAD,
+    Bytes,
     OnMessage,
     OnViolation,
     Routes,
@@ -195,11 +196,12 @@ class MemoryChannel:
         if self.connected:
             self.lose()
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
+        whole = b"".join(payload)
         if self.connected:
-            self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
+            self._broker.route(topic, whole, retain=retain, qos=qos)
         elif qos:
-            self._owed.append((topic, bytes(payload), retain))
+            self._owed.append((topic, whole, retain))
         return self.connected or qos > 0
 
     def subscribe(

@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,11 @@ from common.quantities import EdgeId
 from common.records.regular import forget, mapped, open_below, sync_path
 from common.wire import v1
 from common.wire.codec import decode_gradient
+
+try:
+    from isal.isal_zlib import crc32  # of the extra `fast`: the same numbers in a tenth of the time
+except ImportError:
+    from zlib import crc32
 
 FORMAT = 1
 FOLDER = "log"  # of a run's directory
@@ -83,7 +88,7 @@ class Entry(NamedTuple):
 
 def pack_head(head: SegmentHead) -> bytes:
     front = _HEAD.pack(_HEAD_MARK, FORMAT, *head, 0)
-    return front + _CRC.pack(zlib.crc32(front))
+    return front + _CRC.pack(crc32(front))
 
 
 def parse_head(content: bytes) -> SegmentHead:
@@ -93,7 +98,7 @@ def parse_head(content: bytes) -> SegmentHead:
     _mark, form, segment, incarnation, dimension, _zero = _HEAD.unpack_from(content)
     if form != FORMAT:
         raise LogDamagedError(f"format {form} of the log; this version reads format {FORMAT} alone")
-    if _CRC.unpack_from(content, _HEAD.size)[0] != zlib.crc32(content[: _HEAD.size]):
+    if _CRC.unpack_from(content, _HEAD.size)[0] != crc32(content[: _HEAD.size]):
         raise LogDamagedError("head of a segment with a wrong checksum")
     return SegmentHead(segment, incarnation, dimension)
 
@@ -101,13 +106,11 @@ def parse_head(content: bytes) -> SegmentHead:
 def pack_record(entry: Entry) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a record for one gathered write; the body is not copied."""
     kind, t, time, edge_id, body = entry
-    name = edge_id.encode()
-    front = _FRONT.pack(_MARK, kind, len(name), 0, len(body), t, time)
-    named, fill = _filled(name), bytes(-len(body) % 8)
-    crc = zlib.crc32(body, zlib.crc32(named, zlib.crc32(front)))
-    if fill:
-        crc = zlib.crc32(fill, crc)
-    return b"".join((front, _CRC.pack(crc), named)), body, fill
+    named = _filled(edge_id)
+    front = _FRONT.pack(_MARK, kind, len(edge_id), 0, len(body), t, time)
+    fill = bytes(-len(body) % 8)
+    crc = crc32(fill, crc32(body, crc32(named, crc32(front))))
+    return front + _CRC.pack(crc) + named, body, fill
 
 
 def parse_record(content: memoryview, at: int) -> tuple[Entry, int] | None:
@@ -122,7 +125,7 @@ def parse_record(content: memoryview, at: int) -> tuple[Entry, int] | None:
     end = body + body_bytes + -body_bytes % 8
     if end > len(content):
         return None
-    crc = zlib.crc32(content[begin:end], zlib.crc32(content[at : at + _FRONT.size]))
+    crc = crc32(content[begin:end], crc32(content[at : at + _FRONT.size]))
     if crc != _CRC.unpack_from(content, at + _FRONT.size)[0]:
         return None
     try:
@@ -136,8 +139,9 @@ def segment_name(number: int) -> str:
     return f"{number:06d}.seg"
 
 
-def _filled(content: bytes) -> bytes:
-    return content + bytes(-len(content) % 8)
+@lru_cache(maxsize=4096)
+def _filled(edge_id: EdgeId) -> bytes:
+    return edge_id.encode("ascii") + bytes(-len(edge_id) % 8)
 
 
 class LogWriter:

@@ -6,6 +6,7 @@ release too.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -33,6 +34,10 @@ class Journal:
     def __init__(self, stream: Lines) -> None:
         self._stream = stream
         self._names: dict[EdgeId, str] = {}
+
+    def updates(self, lines: Iterable[tuple[GradientApplied, float]]) -> None:
+        """Write updates that follow each other, with their times, at once."""
+        self._stream.write("".join([self._applied(fact, time) for fact, time in lines]))
 
     def fact(self, fact: Fact, time: float | None = None) -> None:
         """Write a fact; `time` is seconds since the run began, virtual in a simulation."""
@@ -83,9 +88,24 @@ class Recorder:
 
     def write(self) -> None:
         """Record the facts that were kept."""
-        facts, self.facts = self.facts, []
-        for now, fact in facts:
-            self.fact(fact, now)
+        kept, self.facts = self.facts, []
+        for kind, facts in itertools.groupby(kept, lambda pair: type(pair[1])):
+            if kind is GradientApplied and not (self._again or self.ended):
+                self._updates(list(facts))
+            else:
+                for now, fact in facts:
+                    self.fact(fact, now)
+
+    def _updates(self, facts: Sequence[tuple[float, Any]]) -> None:
+        """Record updates that follow each other: a line at a time would cost as much as a small gradient."""
+        for _, fact in facts:
+            self.tally.observe(fact)
+        if self.journal is None:
+            return
+        try:
+            self.journal.updates((fact, now - self.began) for now, fact in facts)
+        except RecordsError as error:
+            self.fail(error)
 
     def end(self) -> None:
         """Record what was kept, and nothing after it: what still arrives while the connection ends is in no record."""

@@ -35,7 +35,7 @@ def event_name(kind: type) -> str:
 
 def record_of(fact: Fact) -> dict[str, Any]:
     """Return a fact as the keys of its line; a law's other parameters stand beside the other keys."""
-    fields = asdict(fact)
+    fields = fact._asdict() if isinstance(fact, GradientApplied) else asdict(fact)
     parameters = fields.pop("parameters", {})
     if fields.get("device", "") is None:
         del fields["device"]  # a key that came later: only where it says something
@@ -268,23 +268,16 @@ class Tally:
             _joined_at={edge["edge_id"]: k for k, edge in plain["edges"]},
         )
 
-    @property
-    def best(self) -> Evaluation | None:
-        """The evaluation whose headline metric is best; the first of them where several are."""
-        best: Evaluation | None = None
-        for one in self.evaluations:
-            headline = one.headline
-            if best is None or headline.is_better(one[headline.name], best[headline.name]):
-                best = one
-        return best
-
     def summary(self, metrics: Sequence[Metric] = CLASSIFICATION) -> dict[str, Any]:
         """Return the part of summary.json that facts decide; no timings.
 
         `metrics` are the model's; without an evaluation their values are null, never a number.
         """
         last = self.evaluations[-1] if self.evaluations else None
-        best = self.best
+        best = last and self.evaluations[0]  # the first of the best
+        for one in self.evaluations:
+            if best is not None and one.headline.is_better(one[one.headline.name], best[one.headline.name]):
+                best = one
         metrics = tuple(metrics if last is None else last.values)
         headline = metrics[0].name
         return {
@@ -298,8 +291,7 @@ class Tally:
             "refused": dict(sorted(self.refused.items())),
             "edges": [edge.row(k) for k, edge in sorted(self.edges.items())],
             "evaluations": [
-                {"updates": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
-                for evaluation in self.evaluations
+                {"updates": one.updates, "stage": one.stage, **one.named()} for one in self.evaluations
             ],
         }
 

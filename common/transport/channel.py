@@ -17,6 +17,7 @@ class RetainedMessageError(RemoteProtocolError):
 
 
 OnMessage = Callable[[str, bytes], None]  # topic, payload
+Bytes = bytes | memoryview  # of single bytes; in a part of a message that never changes
 OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
 
 UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
@@ -126,8 +127,8 @@ class Channel(Protocol):
     def closed(self) -> bool:
         """Whether `close` has ended the connection for good."""
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish a message; False: at QoS 0 there was no connection, and it is lost."""
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
+        """Publish a message, given in parts; False: no connection or no room, and at QoS 0 it is lost."""
 
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False

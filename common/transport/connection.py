@@ -137,10 +137,9 @@ class MqttOptions:
     connect_timeout: float = 5.0  # seconds for TCP, TLS and MQTT's own greeting, each
     min_backoff: float = 0.25  # seconds, doubled at every failure
     max_backoff: float = 8.0
-    max_inflight: int = 20  # QoS 1 messages without acknowledgement
-    max_queued: int = 1000  # QoS 1 messages that wait
+    max_queued: int = 1000  # QoS 1 messages without acknowledgement
     max_packet: int = 1 << 28  # bytes; larger ones are skipped. MqttChannel.allow changes it later
-    max_unsent: int = 1 << 26  # bytes that the broker has not taken; QoS 0 is dropped beyond
+    max_unsent: int = 1 << 26  # bytes that the broker has not taken; beyond, QoS 0 must wait with its sender
 
 
 def open_socket(options: MqttOptions) -> socket.socket:

@@ -14,7 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from common.transport.channel import UNREAD, OnMessage, OnViolation, Routes, Timer, ignore_violation
+from common.transport.channel import UNREAD, Bytes, OnMessage, OnViolation, Routes, Timer, ignore_violation
 from common.transport.connection import (
     SIZE_HINT,
     MqttOptions,
@@ -31,6 +31,9 @@ _UNEXPLAINED = "Unspecified error"  # of a connection that the other side closed
 _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # without a connection it waits
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 _LARGE = 512  # bytes; no broker refuses less
+_READS = (
+    8  # in a row, while there is something to read: then the loop's other sockets and timers have their turn
+)
 _LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
@@ -48,8 +51,7 @@ class StreamClient(paho.Client):
         self._open_stream = open_stream
         self._handing = threading.Lock()
         self._handed = self._acknowledged = 0  # QoS 1 messages
-        self._behind: dict[int, int] = {}  # QoS 0 messages that wait behind them, with their bytes
-        self.max_inflight_messages_set(options.max_inflight)
+        self.max_inflight_messages_set(options.max_queued)  # one that paho holds back would be overtaken
         self.max_queued_messages_set(options.max_queued)
         given = options.credentials
         if given.username is not None:
@@ -68,11 +70,11 @@ class StreamClient(paho.Client):
         """QoS 1 messages that the broker has not acknowledged, those that wait for it included."""
         return self._handed - self._acknowledged
 
-    def publish_acknowledged(self, topic: str, payload: bytes, qos: int, retain: bool) -> bool:
+    def publish_acknowledged(self, topic: str, payload: bytes, retain: bool) -> bool:
         """Queue a QoS 1 message, with a connection or without; False: the queue is full."""
         with self._handing:
             self._handed += 1
-        code = self.publish(topic, payload, qos, retain).rc
+        code = self.publish(topic, payload, 1, retain).rc
         if code in _TAKEN:
             return True
         with self._handing:
@@ -81,21 +83,8 @@ class StreamClient(paho.Client):
             return False
         raise LocalProtocolError(f"topic {topic!r}: {paho.error_string(code)}")
 
-    def publish_behind(self, topic: str, payload: bytes, retain: bool) -> None:
-        """Queue a QoS 0 message behind what waits; with a connection only."""
-        self._behind[self.publish(topic, payload, 0, retain).mid] = len(payload)
-
-    @property
-    def bytes_behind(self) -> int:
-        return sum(self._behind.values())
-
-    def forget_behind(self) -> None:
-        """The connection is gone, and with it what waited without acknowledgement."""
-        self._behind.clear()
-
-    def _published(self, _client: Any, _userdata: Any, mid: int, *_: Any) -> None:
-        if self._behind.pop(mid, None) is None:
-            self._acknowledged += 1
+    def _published(self, *_: Any) -> None:
+        self._acknowledged += 1
 
     def _create_socket(self) -> Any:
         return self._open_stream()
@@ -126,7 +115,6 @@ class MqttChannel:
         self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
         self._stream: PacketStream | None = None
         self._mask = 0  # what the loop waits for
-        self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
         self._explained = False  # why the attempt under way fails is known
@@ -190,27 +178,21 @@ class MqttChannel:
         if self._stream is not None:
             self._stream.max_packet = max_packet
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        self._last_size = len(payload)
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
+        self._last_size = size = sum(map(len, payload))
         if qos:
-            taken = self._client.publish_acknowledged(topic, payload, qos, retain)
-            self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
+            taken = self._client.publish_acknowledged(topic, b"".join(payload), retain)
+            self._push()
             return taken
         stream = self._stream
         if stream is None or not self.connected:
             return False
-        if self._client.want_write() and self._loop.here:  # never overtake a QoS 1 message of ours
-            if stream.full or self._client.bytes_behind > self.options.max_unsent:
-                return False
-            self._client.publish_behind(topic, payload, retain)
-            self._loop.post(self._write_paho)
-            return True
         try:
-            taken = stream.write(publish_head(topic, len(payload), retain), payload)
+            taken = stream.write(publish_head(topic, size, retain), *payload)
         except OSError:
             return False  # the loop sees the end of the connection by itself
         if stream.unsent:
-            self._soon(self._mind_writing)
+            self._push()
         return taken
 
     def subscribe(
@@ -219,7 +201,7 @@ class MqttChannel:
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
-            self._soon(self._write_paho)
+            self._push()
 
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages, disconnect and end; meanwhile wait for a broker that is unreachable.
@@ -277,7 +259,7 @@ class MqttChannel:
         self._mask = READ
         self._loop.watch(stream.fileno(), READ, self._ready)
         self._upkeep = self._loop.call_later(self.options.connect_timeout, self._no_greeting)
-        self._write_paho()
+        self._settle()
 
     @property
     def _ending(self) -> bool:
@@ -354,7 +336,6 @@ class MqttChannel:
         if self._stream is not None:
             self._loop.unwatch(self._stream.fileno())
         self._stream = None
-        self._client.forget_behind()
         self.connected = self._greeted = False
 
     # the loop's calls
@@ -370,11 +351,13 @@ class MqttChannel:
                 stream.ended = True
             self._mind_writing()
         if mask & READ or stream.ended:
-            more = True
-            while more:
-                more = stream.fill()
+            for _ in range(_READS):
+                if not stream.fill() and not stream.ended:
+                    break
                 while True:
                     packet = stream.take_publish()
+                    if stream.skipped:
+                        self._count_skipped(stream)
                     if packet is not None:
                         if self._last_size >= _LARGE:
                             self._lost_behind = (0, 0)  # the broker went on after a message of that size
@@ -387,13 +370,16 @@ class MqttChannel:
                             return
                     else:
                         break
-            skipped, stream.skipped = stream.skipped, 0
-            for _ in range(skipped):
-                self._routes.violated(
-                    UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
-                )
-        if self._client.want_write():
-            self._write_paho()
+            else:
+                if stream.decrypted:  # which no selector sees
+                    self._loop.post(lambda: self._ready(READ))
+
+    def _count_skipped(self, stream: PacketStream) -> None:
+        skipped, stream.skipped = stream.skipped, 0
+        for _ in range(skipped):
+            self._routes.violated(
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+            )
 
     def _paho_message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
         try:
@@ -405,20 +391,28 @@ class MqttChannel:
             self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
 
     def _read_paho(self) -> None:
-        self._in_paho = True
-        try:
-            self._client.loop_read()
-        finally:
-            self._in_paho = False
-        self._after_paho()
+        self._client.loop_read()
+        self._settle()
 
-    def _after_paho(self) -> None:
-        """Report paho's events to the service, outside paho's own locks."""
+    def _push(self) -> None:
+        """Have the socket take what waits: at once in the loop's thread, so that nothing published later overtakes it.
+
+        From a callback of paho's, too, whose locks allow it: no QoS 0 message, which would be told of, is in its queue.
+        """
+        if self._loop.here:
+            self._client.loop_write()
+            self._mind_writing()
+        else:
+            self._loop.post(self._settle)
+
+    def _settle(self) -> None:
+        """Write what paho has queued, and report its events to the service, outside paho's own locks."""
+        self._client.loop_write()  # subscriptions go before whatever on_connected publishes
+        self._mind_writing()
         if self._greeted:
             self._greeted = False
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
-            self._client.loop_write()  # subscriptions go before whatever on_connected publishes
             # a channel that closes has sent its final messages: to announce itself again would contradict them
             if self.on_connected is not None and self._stream is not None and not self._closing:
                 self.on_connected()
@@ -431,19 +425,9 @@ class MqttChannel:
 
     def _keep_alive(self) -> None:
         self._client.loop_misc()
-        self._write_paho()
-        if self._stream is None:
-            self._after_paho()
-        else:
+        self._settle()
+        if self._stream is not None:
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
-
-    def _write_paho(self) -> None:
-        if self._client.want_write():
-            self._client.loop_write()
-        if self._stream is None:
-            self._after_paho()
-        else:
-            self._mind_writing()
 
     def _mind_writing(self) -> None:
         stream = self._stream
@@ -452,12 +436,6 @@ class MqttChannel:
             if mask != self._mask:
                 self._mask = mask
                 self._loop.rewatch(stream.fileno(), mask, self._ready)
-
-    def _soon(self, callback: Callable[[], None]) -> None:
-        if self._loop.here and not self._in_paho:
-            callback()
-        else:
-            self._loop.post(callback)
 
     def _cancel_timers(self) -> None:
         for timer in (self._retry, self._upkeep):

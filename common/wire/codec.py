@@ -37,7 +37,7 @@ def new_nonce() -> str:
 def encode_gradient(event: GradientArrived) -> bytes:
     """Return the bytes of g̃; the edge id travels in the topic."""
     head = (v1.GRADIENT_MARK, event.sequence, event.version, event.incarnation, event.sensitivity)
-    return _encode_hot(*head, event.gradient)
+    return b"".join(_hot_parts(*head, event.gradient, None))
 
 
 def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> GradientArrived:
@@ -59,10 +59,15 @@ def incarnation_of(payload: bytes) -> int | None:
     return incarnation
 
 
+def model_parts(effect: SendModel) -> tuple[bytes, memoryview]:
+    """Return the bytes of x_t in two parts; the second is the vector itself, which must never change."""
+    _, version, sensitivity, acknowledged, model, incarnation, norm = effect
+    return _hot_parts(v1.MODEL_MARK, version, incarnation, acknowledged, sensitivity, model, norm)
+
+
 def encode_model(effect: SendModel) -> bytes:
     """Return the bytes of x_t, with one copy of the vector."""
-    head = (v1.MODEL_MARK, effect.version, effect.incarnation, effect.acknowledged, effect.sensitivity)
-    return _encode_hot(*head, effect.model)
+    return b"".join(model_parts(effect))
 
 
 def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
@@ -73,7 +78,10 @@ def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
 
 
-def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector: Vector) -> bytes:
+def _hot_parts(
+    mark: bytes, a: int, b: int, c: int, sensitivity: float, vector: Vector, norm: float | None
+) -> tuple[bytes, memoryview]:
+    """Return header and vector; a vector whose norm is known, and so finite, is not looked at again."""
     raw = np.ascontiguousarray(vector, _FLOATS)
     try:
         header = _pack(mark, v1.UINT64, a, v1.UINT64, b, v1.UINT64, c, v1.FLOAT64, sensitivity)
@@ -81,9 +89,10 @@ def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector:
         raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): {error}") from error
     if (a | b | c) >= v1.INTEGER_LIMIT or not (0 <= sensitivity < math.inf):
         raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): out of range")
-    if raw.ndim != 1 or not raw.size or not (math.isfinite(np.vdot(raw, raw)) or is_finite(raw)):
+    finite = is_finite(raw) if norm is None else norm < math.inf
+    if raw.ndim != 1 or not raw.size or not finite:
         raise LocalProtocolError(f"vector of shape {raw.shape}: must be flat, not empty and finite")
-    return b"".join((header, raw.data))
+    return header, raw.view(np.uint8).data
 
 
 def _decode_hot(
@@ -102,8 +111,7 @@ def _decode_hot(
     if not 0 <= sensitivity < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
     vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
-    square = float(np.vdot(vector, vector))
-    norm = math.sqrt(square) if square < math.inf else length(vector)  # the call only where it may overflow
+    norm = length(vector)
     if not norm < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: a number that is not finite")
     return a, b, c, sensitivity, vector, norm

@@ -28,7 +28,7 @@ from mapa.runs import find_run, read_object
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
 from mapa.verification.check import NotCheckedError, UnreadableError
-from mapa.verification.log_replay import scenario_of
+from mapa.verification.replay import scenario_of
 
 AUDIT = "audit.json"  # mapa/dashboard shows it, mapa runs rm removes it with the run
 _MIN_ROUNDS = 1000

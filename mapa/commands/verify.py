@@ -148,4 +148,4 @@ def replay_command(
         console = output.console(soft_wrap=True, highlight=False)
         for line in result.words:
             console.print(line)
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(int(result.wrong))

@@ -38,9 +38,9 @@ from mapa.verification.untrusted_files import (
 )
 
 FORMAT = "mapa-bundle-2"
-_RUN = "run/"
+IN_BUNDLE = "run/"  # begins the names of a run's own files
 _LEDGER = re.compile(LEDGERS + r"/\d{6}\.json")
-NAMES = re.compile(f"{re.escape(MANIFEST)}|{_RUN}(?:{FILES.pattern})|{_LEDGER.pattern}")
+NAMES = re.compile(f"{re.escape(MANIFEST)}|{IN_BUNDLE}(?:{FILES.pattern})|{_LEDGER.pattern}")
 _MANIFEST_BYTES = 1 << 25
 _LEDGER_BYTES = 1 << 16
 LARGEST = (1 << 32) - 1  # bytes of a bundle
@@ -188,7 +188,7 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
             " Bundle it with --not-private"
         )
     statements = _sound(find_ledgers(run, run_of(record), given), summary)
-    parts = {f"{_RUN}{name}": content for name, content in files.contents.items()}
+    parts = {f"{IN_BUNDLE}{name}": content for name, content in files.contents.items()}
     for number, statement in enumerate(statements, start=1):
         parts[f"{LEDGERS}/{number:06d}.json"] = memoryview(canonical_json(statement.model_dump()))
     check_size(parts)
@@ -289,8 +289,12 @@ def read_bundle(path: Path) -> Bundle:
         checks += _check_hashes(manifest["parts"], zipped.parts)
     except ValueError as error:
         checks.append(failed("hashes", MANIFEST, str(error)))
-    of_run = {name.removeprefix(_RUN): part for name, part in zipped.parts.items() if name.startswith(_RUN)}
-    files = RunFiles(of_run, prefix=_RUN)
+    of_run = {
+        name.removeprefix(IN_BUNDLE): part
+        for name, part in zipped.parts.items()
+        if name.startswith(IN_BUNDLE)
+    }
+    files = RunFiles(of_run)
     for name, content in zipped.parts.items():
         if _LEDGER.fullmatch(name):
             try:

@@ -192,7 +192,6 @@ class RunFiles:
 
     contents: dict[str, memoryview]
     ledgers: FoundLedgers = field(default_factory=FoundLedgers)
-    prefix: str = ""  # of these names in a bundle
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents

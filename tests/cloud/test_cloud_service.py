@@ -23,6 +23,7 @@ from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.records.recorder import Journal, Recorder
 from common.records.tally import Evaluation
+from common.transport.channel import Bytes
 from common.wire.codec import (
     decode_answer,
     decode_halt,
@@ -288,10 +289,10 @@ class FullChannel(MemoryChannel):
 
     full = False
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
         if qos and self.full:
             return False
-        return super().publish(topic, payload, qos=qos, retain=retain)
+        return super().publish(topic, *payload, qos=qos, retain=retain)
 
 
 def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> None:

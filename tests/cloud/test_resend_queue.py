@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.quantities import EdgeId
+from common.transport.channel import Bytes
 from common.wire.topics import EdgeTopic, edge_topic
 from tests.cloud.test_cloud_service import RUN, Bed
 
@@ -23,11 +24,11 @@ class Choked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
         if self.full and not qos:
             self.refused += 1
             return False
-        return bool(self._channel.publish(topic, payload, qos=qos, retain=retain))
+        return bool(self._channel.publish(topic, *payload, qos=qos, retain=retain))
 
 
 def models(bed: Bed) -> int:

@@ -265,7 +265,7 @@ def test_the_quick_test_of_finiteness_is_exact(vector: np.ndarray) -> None:
 
 
 def test_a_decoded_gradient_brings_its_length_and_a_sender_cannot_name_another() -> None:
-    sent = replace(gradient((3.0, -4.0)), norm=0.0)
+    sent = gradient((3.0, -4.0))._replace(norm=0.0)
     assert codec.decode_gradient(EDGE, codec.encode_gradient(sent), 2).norm == 5.0
 
 

@@ -19,6 +19,7 @@ from common.messages import GradientApplied, Halt
 from common.quantities import EdgeId, RunId
 from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
+from common.transport.channel import Bytes
 from common.wire.codec import decode_gradient
 from edge.client import EdgeClient
 from edge.ledger import Ledger
@@ -40,13 +41,13 @@ class LossyChannel(MemoryChannel):
         self._faults, self._share = faults, share
         self.mute = False
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+    def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
         luck = self._faults.random()
         if self.mute or (qos == 0 and luck < self._share):
             return True
         if luck > 1 - self._share:
-            super().publish(topic, payload, qos=qos, retain=retain)
-        return super().publish(topic, payload, qos=qos, retain=retain)
+            super().publish(topic, *payload, qos=qos, retain=retain)
+        return super().publish(topic, *payload, qos=qos, retain=retain)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 from common.records import reader as reading
 from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
+from mapa.dashboard.accountant import Accountant, Question, answer
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
+from tests.verification_support import spoiled
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -28,62 +31,53 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
-
-
-def rows(*keys: str) -> st.SearchStrategy[Any]:
-    """Tables whose keys are known, and whose values are anything."""
-    return table(*keys) | st.lists(table(*keys) | ANYTHING, max_size=3)
-
-
-def table(*keys: str) -> st.SearchStrategy[Any]:
-    sound = st.integers(0, 3)
-    return st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ODD | sound))
-
-
-EDGE_ROWS = rows(
-    *("edge", "edge_id", "applied", "joins", "gone", "last_sequence", "staleness_mean", "staleness_max"),
-    *("link", "round_trip_ms", "asked_delay_ms", "epsilon", "releases", "reason", "method"),
-)
-SUMMARY: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("updates", "iterations", "seconds", "reason", "warning", "best_accuracy"), ODD),
-    "metrics": ODD | rows("name", "better", "share") | st.just([{"name": "accuracy", "better": "higher"}]),
-    "staleness": ODD | table("mean", "p50", "p90", "p99", "max"),
-    "edges": ODD | EDGE_ROWS,
-    "network": ODD | EDGE_ROWS,
-    "privacy": ODD
-    | st.fixed_dictionaries(
-        {}, optional={"edges": EDGE_ROWS, **dict.fromkeys(("words", "epsilon", "delta"), ODD)}
-    ),
-    "refused": ODD | table("old", "size"),
-    "dropped": ODD | table("old", "size"),
-    "evaluations": ODD | rows("updates", "stage", "accuracy", "loss"),
-    "stages": ODD | rows("stage", "t", "sensitivity", "variance", "learning_rate", "length", "tau_max"),
+ROW: dict[str, Any] = {"edge": 0, "edge_id": "a", "applied": 1, "joins": 1, "gone": "", "last_sequence": 1}
+ROW |= {"staleness_mean": 0.0, "staleness_max": 0, "link": None, "round_trip_ms": 1.0, "asked_delay_ms": 1.0}
+ROW |= {"epsilon": 1.0, "releases": 1, "reason": "", "method": "pld"}
+STAGE = {
+    "stage": 1,
+    "t": 1,
+    "sensitivity": 1.0,
+    "variance": 1.0,
+    "learning_rate": 0.1,
+    "length": 5,
+    "tau_max": 2,
 }
-MANIFEST = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": ODD,
-        "started": ODD,
-        "shard_sizes": ODD | st.just([100]),
-        "scenario": ODD
-        | st.fixed_dictionaries(
-            {"batch_size": ODD | st.just(8)},
-            optional={
-                "algorithm": ODD
-                | table("smoothness", "sigma", "theta", "delta", "loss_gap", "radius", "rule").map(
-                    lambda found: {**found, "name": "mapa"}
-                ),
-                "privacy": ODD
-                | table("total_epsilon", "total_delta").map(
-                    lambda found: {**found, "clipping": "per-sample", "scope": "all"}
-                ),
-                "data": ODD
-                | table("set", "largest_batch").map(lambda found: {**found, "sampler": "poisson"}),
-                **dict.fromkeys(("edges", "iterations", "seed", "links", "local"), ODD),
-            },
-        ),
+SUMMARY: dict[str, Any] = {
+    "updates": 1,
+    "iterations": 2,
+    "seconds": 1.0,
+    "reason": "finished",
+    "warning": "",
+    "best_accuracy": 0.5,
+    "metrics": [{"name": "accuracy", "better": "higher", "share": True}],
+    "staleness": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 1),
+    "edges": [ROW],
+    "network": [ROW],
+    "refused": {"old": 1},
+    "dropped": {"size": 1},
+    "stages": [STAGE],
+    "privacy": {"edges": [ROW], "words": ["w"], "epsilon": 1.0, "delta": 1e-5},
+    "evaluations": [{"updates": 1, "stage": 1, "accuracy": 0.5, "loss": 1.0}],
+}
+MAPA = {"name": "mapa", "rule": "chebyshev"}
+MAPA |= dict.fromkeys(("smoothness", "sigma", "theta", "delta", "loss_gap", "radius"), 0.5)
+MANIFEST: dict[str, Any] = {
+    "name": "n",
+    "started": "2026-01-01T00:00:00+00:00",
+    "shard_sizes": [100],
+    "scenario": {
+        "edges": 1,
+        "iterations": 2,
+        "seed": 1,
+        "links": [],
+        "local": {},
+        "batch_size": 8,
+        "algorithm": MAPA,
+        "privacy": {"clipping": "per-sample", "scope": "all", "total_epsilon": 2.0, "total_delta": 1e-5},
+        "data": {"set": "mnist-5k", "sampler": "poisson", "largest_batch": None},
     },
-)
+}
 
 
 def hostile(value: object) -> str:
@@ -94,6 +88,11 @@ def hostile(value: object) -> str:
 KEYS = st.sampled_from(
     ["edge", "edge_id", "t", "staleness", "sequence", "time", "reason", "stage", "sensitivity", "accuracy"]
 )
+SCENARIO = {
+    "privacy": {"clipping": "per-sample", "scope": "all"},
+    "data": {"sampler": "poisson"},
+    "batch_size": 8,
+}
 EVENTS = st.sampled_from(
     [
         *("gradient_applied", "edge_joined", "edge_gone", "evaluated", "stage_opened", "gradient_refused"),
@@ -108,6 +107,10 @@ def sections(watch: Watch) -> dict[str, Any]:
         watch.read()
     watch.refresh()
     return json.loads(watch.changed_since(-1))  # type: ignore[no-any-return]
+
+
+def answered(watch: Watch, question: Question) -> None:
+    watch.known[question] = answer(question)
 
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
@@ -177,17 +180,15 @@ def test_hostile_records_are_counted_and_never_break_a_page(
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(MANIFEST, st.fixed_dictionaries({}, optional=SUMMARY), ANYTHING, st.booleans())
+@given(st.data(), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
-    tmp_path_factory: pytest.TempPathFactory,
-    manifest: dict[str, Any],
-    summary: dict[str, Any],
-    value: Any,
-    recorded: bool,
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any, recorded: bool
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    (path / "manifest.json").write_text(hostile(manifest))
-    (path / "summary.json").write_text(hostile(summary))
+    for name, document in (("manifest.json", MANIFEST), ("summary.json", SUMMARY)):
+        for _ in range(data.draw(st.integers(0, 4))):
+            document = spoiled(data, document, ODD)
+        (path / name).write_text(hostile(document))
     joined = {"event": "edge_joined", "edge": 0, "edge_id": "edge-0", "t": 1, "noise": "gaussian"}
     records = [{**joined, "noise_multiplier": 4.0}, applied(1)]
     (path / "events.jsonl").write_text(lines(*records) if recorded else "")
@@ -196,7 +197,7 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     )
     watch = Watch(path)
     assert sections(watch)["head"]["failed"] == []
-    list(watch.unaccounted())
+    list(watch.spending.unanswered())
     json.dumps(RunsFolder(path.parent).lines(), allow_nan=False)
 
 
@@ -245,14 +246,9 @@ def test_the_list_does_not_wait_for_a_pipe_in_the_place_of_events(tmp_path: Path
 
 
 def test_code_that_records_name_is_not_loaded() -> None:
-    scenario = {
-        "privacy": {"clipping": "per-sample", "scope": "all"},
-        "data": {"sampler": "poisson"},
-        "batch_size": 8,
-    }
     joined = {"noise": "tests.no_such_module:Law", "noise_multiplier": 4.0}
-    assert release_kind(scenario, 100, joined) is None
-    assert release_kind(scenario, 100, {**joined, "noise": "gaussian"}) is not None
+    assert release_kind(SCENARIO, 100, joined) is None
+    assert release_kind(SCENARIO, 100, {**joined, "noise": "gaussian"}) is not None
 
 
 @pytest.mark.slow
@@ -298,11 +294,16 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     watch = Watch(path)
     sections(watch)
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [4, 3, 2, 1]  # what is spent by now is asked for first
-    for kind, releases in missing:
-        watch.account(kind, releases)
-    assert not list(watch.unaccounted())
+    missing = list(watch.spending.unanswered())
+    assert [question.releases for question in missing] == [
+        4,
+        3,
+        2,
+        1,
+    ]  # what is spent by now is asked for first
+    for question in missing:
+        answered(watch, question)
+    assert not list(watch.spending.unanswered())
     curve = sections(watch)["privacy"]["curves"][0]
     assert curve["epsilon"] == sorted(curve["epsilon"])
     assert curve["epsilon"][-1] == stated["epsilon"]
@@ -322,8 +323,8 @@ def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of
     watch = Watch(path)
     sections(watch)
     asked = 0
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
+    while missing := next(watch.spending.unanswered(), None):
+        answered(watch, missing)
         asked += 1
     assert asked < 14
     (lane,) = sections(watch)["fleet"]["edges"]
@@ -342,24 +343,31 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["last_sequence"] == stated["releases"] == 5
     assert (lane["epsilon"], lane["epsilon_of"]) == (None, None)  # nothing is computed yet
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [6, 8, 4, 3, 2, 1]  # the bound of now, and the next one
-    watch.account(*missing[0])
+    missing = list(watch.spending.unanswered())
+    assert [question.releases for question in missing] == [
+        6,
+        8,
+        4,
+        3,
+        2,
+        1,
+    ]  # the bound of now, and the next one
+    answered(watch, missing[0])
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon_of"] == 6
     assert lane["epsilon"] > stated["epsilon"]
     watch.gathered.tally.edges[0].last_sequence = 6
     assert (
-        next(watch.unaccounted())[1] == 8
+        next(watch.spending.unanswered()).releases == 8
     )  # a point of the grid that is reached: one more may be on its way
     watch.gathered.tally.edges[0].last_sequence = 5
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["scenario"]["privacy"]["release_caps"] = [5]
     (path / "manifest.json").write_text(json.dumps(manifest))
     watch.refresh()
-    kind, releases = next(watch.unaccounted())
-    assert releases == 5  # a cap below the next point of the grid
-    watch.account(kind, releases)
+    question = next(watch.spending.unanswered())
+    assert question.releases == 5  # a cap below the next point of the grid
+    answered(watch, question)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon"] == stated["epsilon"]
 
@@ -436,16 +444,16 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
 def accounted(watch: Watch) -> dict[str, Any]:
     """Return the sections once all questions are answered."""
     sections(watch)
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
+    while missing := next(watch.spending.unanswered(), None):
+        answered(watch, missing)
     return sections(watch)
 
 
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
-    monkeypatch.setattr("mapa.dashboard.spending.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
+    monkeypatch.setattr("mapa.dashboard.accountant.epsilon", lambda _, releases, __: 0.1 * releases)
+    monkeypatch.setattr("mapa.dashboard.accountant.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -467,11 +475,11 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
             last = {key: curve[key][-1] for key in ("epsilon", "t", "releases")}
             assert last == {"epsilon": lane["epsilon"], "t": spent, "releases": spent}
             assert curve["epsilon"] == sorted(curve["epsilon"])
-        missing = next(watch.unaccounted(), None)
+        missing = next(watch.spending.unanswered(), None)
         if missing is None:
             assert lane["epsilon"] is not None
             break
-        watch.account(*missing)
+        answered(watch, missing)
     else:
         pytest.fail("the questions do not end")
 
@@ -499,3 +507,27 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     page = sections(watch)
     assert (page["fleet"]["edges"][0]["epsilon"], page["fleet"]["edges"][0]["epsilon_exact"]) == (1.0, False)
     assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0
+
+
+def test_the_accountant_is_a_process_of_its_own_that_may_end_at_any_time() -> None:
+    kind = release_kind(SCENARIO, 100, {"noise": "gaussian", "noise_multiplier": 4.0})
+    assert kind is not None
+    of_two, of_three, of_budget = (
+        Question(kind, 1e-5, 2),
+        Question(kind, 1e-5, 3),
+        Question(kind, 1e-5, 0, 1.0),
+    )
+
+    async def ask() -> Accountant:
+        accountant = Accountant()
+        await accountant.ask(of_two)
+        abandoned = asyncio.create_task(accountant.ask(of_three))
+        await asyncio.sleep(0)  # it is asked
+        abandoned.cancel()
+        await asyncio.gather(abandoned, return_exceptions=True)
+        await accountant.ask(of_budget)
+        accountant.close()
+        return accountant
+
+    known = asyncio.run(ask()).known
+    assert known == {question: answer(question) for question in (of_two, of_budget)}
