@@ -72,7 +72,7 @@ def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game
     design = replace(message, mechanism=mechanism, shard_size=blocks * _BATCH * _OF_EPOCH, releases=releases)
     assert mechanism.law is not None
     noise = 4 * mechanism.law.relative_second_moment(size) / size
-    # after so many releases a canary in every batch stands out from noise and the others' codes
+    # after this number of releases a canary in every batch stands out from noise and the others' codes
     learning = min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
     game = design.game(name, rounds) if releases > 1 else design.game(name, rounds, **LIKELY)
 
@@ -130,7 +130,7 @@ def battery(
 ) -> list[Game]:
     """Return every game of an edge's mechanism on a shard of this size; of a release that claims nothing, the first.
 
-    What is played follows from what the parts state of themselves, so that parts of one's own are played alike.
+    What is played follows from what the parts state of themselves, so that a user's own parts are played alike.
     """
     law, sampler, clipping, b = mechanism.law, mechanism.sampler, mechanism.clipping, mechanism.batch_size
     sampled, repeats = mechanism.amplification.sampled, sampler.places(b) > 1

@@ -158,7 +158,7 @@ def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
 
 
 def composed(claim: ReleaseClaim, releases: int) -> ReleaseClaim:
-    """Return the claim of so many releases, where none of them is amplified."""
+    """Return the claim of several releases, none of which is amplified."""
     if releases == 1:
         return claim
     if isinstance(claim, PureClaim):

@@ -303,7 +303,7 @@ class Aim:
                 columns += [np.where(places == place, columns[0], 0) for place in range(len(_BINS) + 1)]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
-        # where the canary is seldom there, so many weights would be learned from chance
+        # where the canary is seldom there, that number of weights would be learned from chance
         if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features
