@@ -11,14 +11,16 @@ from typing import TypeVar, assert_never
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
 from common.quantities import EdgeId, RunId, is_finite
+from common.randomness import Purpose
 from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
 from common.wire import codec
+from common.wire.codings.registry import PLAIN, compress, expand
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
-from edge.joining import Membership, Outcome, Preparation
+from edge.joining import Followed, Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
 
@@ -157,7 +159,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     note: Callable[[str], None] = lambda _text: None  # progress, which an operator may silence
-    background: Background[Outcome] = at_once  # for what may take minutes
+    background: Background[Followed] = at_once  # for what may take minutes
     nonce: str = field(default_factory=codec.new_nonce)
     dropped: Counter[str] = field(default_factory=Counter)  # messages that broke the protocol, by kind
     resent: int = 0
@@ -167,9 +169,7 @@ class EdgeClient:
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _events: deque[protocol.SessionEvent] = field(
-        default_factory=deque
-    )  # what the session is still to be told
+    _events: deque[protocol.SessionEvent] = field(default_factory=deque)  # still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it
@@ -308,7 +308,7 @@ class EdgeClient:
         if preparation is None or self.session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: read_model(payload, preparation.worker, last)))
+        self._tell(self._read("model", lambda: read_model(payload, preparation, last)))
 
     def on_answer(self, _topic: str, payload: bytes) -> None:
         answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
@@ -376,8 +376,8 @@ class EdgeClient:
             case protocol.MakeGradient(sequence=sequence, received=received):
                 assert self.preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                worker = self.preparation.worker
-                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell)
+                worker, coding = self.preparation.worker, self.preparation.coding
+                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell, coding)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -417,7 +417,7 @@ class EdgeClient:
         self._following = True
         self.background(partial(self.membership.follow, admission), self._followed)
 
-    def _followed(self, outcome: Outcome) -> None:
+    def _followed(self, outcome: Followed) -> None:
         self._following = False
         if self.session.phase is protocol.Phase.DONE:
             self.ledger.close()
@@ -491,6 +491,7 @@ def make_gradient(
     sequence: int,
     received: ModelReceived,
     tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
+    coding: str = PLAIN,
 ) -> None:
     """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
 
@@ -508,6 +509,9 @@ def make_gradient(
         return
     try:
         payload = codec.encode_gradient(made)
+        if coding != PLAIN:
+            rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
+            payload = compress(payload, coding, rng)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
@@ -529,9 +533,11 @@ def make_gradient(
         debited(error)
 
 
-def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:
+def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
-    received = codec.decode_model(worker.edge_id, payload, worker.model.dimension)
+    worker, dimension = preparation.worker, preparation.worker.model.dimension
+    plain = expand(payload, preparation.of_models, dimension)
+    received = codec.decode_model(worker.edge_id, plain, dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.
     worker.check(received)

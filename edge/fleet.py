@@ -131,7 +131,7 @@ class EdgeFleet:
         self.say, self.note = say, note
         self.loop = SelectorLoop()
         self.background = BackgroundThread(self.loop)
-        self.journals = Journals(self.loop.post)
+        self.journals = Journals(self.loop.call_later)
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []

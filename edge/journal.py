@@ -13,6 +13,7 @@ import fcntl
 import os
 import secrets
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from common.errors import LedgerUnavailableError
 from common.quantities import EdgeId, RunId
-from common.records.regular import open_regular, sync_path
+from common.records.regular import mapped, open_regular, sync_path
 from edge.ledger import Debit, Done
 
 FILES = ("journal-0", "journal-1")
@@ -33,15 +34,20 @@ _ROUNDS = 3  # of every member's message, that a file has room for at least
 # checksum of the rest; generation of the file, member, sequence, charges, acknowledged; lengths of what follows
 _RECORD = struct.Struct("<IQ16sqqqHHI")
 _SUM = 4  # bytes of the checksum
+_AT_ONCE = 1000  # pieces that one call writes
+_SLOW_SYNC, _LONGEST_WAIT = 0.002, 0.01  # seconds; a loop cannot wait for less than one millisecond
+
+Later = Callable[[float, Callable[[], None]], object]  # calls after so many seconds, in a turn of the loop
 
 
-class Journal:
+class DebitJournal:
     """Two files that only this process writes; in its loop's thread."""
 
-    def __init__(self, directory: Path, schedule: Callable[[Callable[[], None]], None] | None) -> None:
-        """Begin a journal in a ledger's directory; `schedule` calls soon, without it every debit is synced alone."""
+    def __init__(self, directory: Path, later: Later | None) -> None:
+        """Begin a journal in a ledger's directory; `later` is a loop's, without it every debit is synced alone."""
         self.id = secrets.token_bytes(16)
-        self._schedule = schedule
+        self._later = later
+        self._wait, self._expected = 0.0, 1  # seconds for further debits, and how many of them to wait for
         self._directories: dict[bytes, Path] = {}  # by member
         self._newest: dict[tuple[bytes, EdgeId, RunId], dict[int, Debit]] = {}  # durable, and not outdated
         self._queue: list[tuple[bytes, Debit, Done]] = []
@@ -53,7 +59,7 @@ class Journal:
                 (directory / name).unlink(missing_ok=True)
                 file = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 self._files.append(file)
-                _write_all(file, _MAGIC + self.id, 0)
+                _write_all(file, [_MAGIC + self.id], 0)
                 os.fsync(file)
             sync_path(directory)
         except OSError:
@@ -94,17 +100,23 @@ class Journal:
             self._close()
 
     def append(self, member: bytes, debit: Debit, done: Done) -> None:
-        """Make a debit durable with the others of this turn, then call `done`."""
+        """Make a debit durable with the others of this turn, then call `done`.
+
+        On a slow disk a turn that has fewer than the last one waits for the rest, for half of what a sync takes.
+        """
         self._queue.append((member, debit, done))
-        if self._schedule is None:
+        if self._later is None:
             self.commit()
         elif len(self._queue) == 1:
-            self._schedule(self.commit)
+            self._later(self._wait if self._expected > 1 else 0.0, self.commit)
+        elif len(self._queue) == self._expected and self._wait:
+            self._later(0.0, self.commit)
 
     def commit(self) -> None:
         """Make durable what is queued, and say so; after an error nothing is any more."""
         queue, self._queue = self._queue, []
         if queue and self._failure is None:
+            began = time.monotonic()
             try:
                 self._write([(member, debit) for member, debit, _ in queue])
             except OSError as error:
@@ -113,27 +125,31 @@ class Journal:
                 self._failure = LedgerUnavailableError(
                     f"ledger {where}: {error.strerror or error}; nothing more is released"
                 )
+            took = time.monotonic() - began
+            self._wait = min(took / 2, _LONGEST_WAIT) if took >= _SLOW_SYNC else 0.0
+            self._expected = len(queue)
         for _, _, done in queue:
             done(self._failure)
 
     def _write(self, debits: list[tuple[bytes, Debit]]) -> None:
-        content = self._encoded(debits)
-        if self._at > _HEAD and self._at + len(content) > self._room:
+        pieces, size = self._encoded(debits)
+        if self._at > _HEAD and self._at + size > self._room:
             newest = [(key[0], debit) for key, kept in self._newest.items() for debit in kept.values()]
             self._active, self._generation, self._at = 1 - self._active, self._generation + 1, _HEAD
-            content = self._encoded([*newest, *debits])
-            self._room = max(_ROOM, _ROUNDS * len(content))
+            pieces, size = self._encoded([*newest, *debits])
+            self._room = max(_ROOM, _ROUNDS * size)
         file = self._files[self._active]
-        _write_all(file, content, self._at)
+        _write_all(file, pieces, self._at)
         _sync(file)
-        self._at += len(content)
+        self._at += size
         for member, debit in debits:
             kept = self._newest.setdefault((member, *debit.key), {})
             for old in [sequence for sequence in kept if sequence <= debit.acknowledged]:
                 del kept[old]
             kept[debit.sequence] = debit
 
-    def _encoded(self, debits: Iterable[tuple[bytes, Debit]]) -> bytes:
+    def _encoded(self, debits: Iterable[tuple[bytes, Debit]]) -> tuple[list[bytes], int]:
+        """Return what is written, in pieces, since payloads may be large; and its length."""
         pieces: list[bytes] = []
         for member, debit in debits:
             names = debit.edge_id.encode(), debit.run.encode()
@@ -141,8 +157,8 @@ class Journal:
             lengths = len(names[0]), len(names[1]), len(debit.payload)
             head = _RECORD.pack(0, self._generation, member, *numbers, *lengths)[_SUM:] + b"".join(names)
             checksum = zlib.crc32(debit.payload, zlib.crc32(head))
-            pieces += (checksum.to_bytes(_SUM, "little"), head, debit.payload)
-        return b"".join(pieces)
+            pieces += (checksum.to_bytes(_SUM, "little") + head, debit.payload)
+        return pieces, sum(map(len, pieces))
 
     def _close(self) -> None:
         while self._files:
@@ -153,7 +169,7 @@ class Journal:
 class Member:
     """A ledger's part in a journal."""
 
-    journal: Journal
+    journal: DebitJournal
     name: bytes
 
     def append(self, debit: Debit, done: Done) -> None:
@@ -163,14 +179,14 @@ class Member:
 class Journals:
     """The journals of a process: one for all its ledgers, more where links cannot be made or there are many."""
 
-    def __init__(self, schedule: Callable[[Callable[[], None]], None] | None = None) -> None:
-        self._schedule = schedule
-        self._newest: Journal | None = None
+    def __init__(self, later: Later | None = None) -> None:
+        self._later = later
+        self._newest: DebitJournal | None = None
 
     def join(self, directory: Path) -> Member:
         """Take part with the ledger of this directory; OSError where no journal can be made there."""
         if self._newest is None or not self._newest.takes(directory):
-            self._newest = Journal(directory, self._schedule)
+            self._newest = DebitJournal(directory, self._later)
         return self._newest.enter(directory)
 
 
@@ -178,38 +194,39 @@ def read_debits(directory: Path, journal: bytes, member: bytes) -> list[Debit]:
     """Return a member's debits, oldest first in each file; FileNotFoundError where this journal is not there."""
     debits: list[Debit] = []
     for name in FILES:
-        with open(directory / name, "rb", opener=open_regular) as stream:
-            content = memoryview(stream.read())
+        content = mapped(open_regular(directory / name))
         if bytes(content[:_HEAD]) != _MAGIC + journal:
             raise FileNotFoundError(errno.ENOENT, "belongs to other debits", str(directory / name))
-        debits += [debit for owner, debit in _records(content) if owner == member]
+        debits += _debits_of(member, content)
     return debits
 
 
-def _records(content: memoryview) -> Iterator[tuple[bytes, Debit]]:
-    """Yield the records of a file up to its end, the first torn one, or what an earlier lap left."""
+def _debits_of(member: bytes, content: memoryview) -> Iterator[Debit]:
+    """Yield a member's records up to the file's end, the first torn one, or what an earlier lap left."""
     at, first = _HEAD, None
     while len(content) - at >= _RECORD.size:
-        checksum, generation, member, sequence, charges, known, edge, run, size = _RECORD.unpack_from(
-            content, at
-        )
+        checksum, generation, owner, *numbers, edge, run, size = _RECORD.unpack_from(content, at)
         names, payload = at + _RECORD.size, at + _RECORD.size + edge + run
         end = payload + size
         if first not in (None, generation) or end > len(content):
             return
         if zlib.crc32(content[at + _SUM : end]) != checksum:
             return
-        edge_id = EdgeId(str(content[names : names + edge], "utf-8"))
-        run_id = RunId(str(content[names + edge : payload], "utf-8"))
-        yield member, Debit(edge_id, run_id, sequence, charges, known, bytes(content[payload:end]))
+        if owner == member:
+            sequence, charges, acknowledged = numbers
+            edge_id = EdgeId(str(content[names : names + edge], "utf-8"))
+            run_id = RunId(str(content[names + edge : payload], "utf-8"))
+            yield Debit(edge_id, run_id, sequence, charges, acknowledged, bytes(content[payload:end]))
         at, first = end, generation
 
 
-def _write_all(file: int, content: bytes, at: int) -> None:
-    rest = memoryview(content)
-    while rest:
-        written = os.pwrite(file, rest, at)
-        rest, at = rest[written:], at + written
+def _write_all(file: int, pieces: list[bytes], at: int) -> None:
+    for first in range(0, len(pieces), _AT_ONCE):
+        some = pieces[first : first + _AT_ONCE]
+        end = at + sum(map(len, some))
+        at += os.pwritev(file, some, at)
+        while at < end:  # a disk that is full says so at the next try
+            at += os.pwrite(file, memoryview(b"".join(some))[at - end :], at)
 
 
 def _sync(file: int) -> None:

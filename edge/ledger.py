@@ -62,9 +62,7 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
-    most_releases: int | None = (
-        None  # R_k, in messages, of a run with a pace of its own; None: as budgets permit
-    )
+    most_releases: int | None = None  # R_k, in messages, of a run with a pace of its own
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -96,7 +94,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Entry:
+class AccountEntry:
     """One run in the book."""
 
     edge_id: EdgeId
@@ -227,13 +225,12 @@ class Ledger:
         edge_id: EdgeId | None = None,
         *,
         accountant: Accountant | None = None,
-        slot: Slot
-        | None = None,  # with other ledgers beside: a budget is a ceiling on the records, whichever releases
+        slot: Slot | None = None,  # with other ledgers beside, whose releases count under a budget
     ) -> None:
         self._edge_id = edge_id or new_edge_id()
         self._accountant = accountant or _ask_here
         self._slot = slot
-        self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
+        self._entries: dict[tuple[EdgeId, RunId], AccountEntry] = {}
         self._active: RunId | None = None
         self._keeper: Keeper | None = None  # from the first debit on
 
@@ -273,7 +270,7 @@ class Ledger:
             budgeted = any(one.operator_budget is not None for one in accounts)
             beside = self._slot.claim(account, budgeted=budgeted, replace_budget=replace_budget)
         cap = _cap(account, [entry.standing() for entry in touching], beside, self._accountant)
-        entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
+        entry = AccountEntry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
         if self._slot is not None:
             self._slot.confirm()
@@ -386,16 +383,16 @@ class Ledger:
         if self._slot is not None:
             self._slot.release()
 
-    def _find(self, run: RunId) -> Entry | None:
+    def _find(self, run: RunId) -> AccountEntry | None:
         return self._entries.get((self._edge_id, run))
 
-    def _entry(self, run: RunId) -> Entry:
+    def _entry(self, run: RunId) -> AccountEntry:
         entry = self._find(run)
         if entry is None:
             raise LocalProtocolError(f"run {run}: {self._edge_id} has opened no account for it")
         return entry
 
-    def _active_entry(self, run: RunId) -> Entry:
+    def _active_entry(self, run: RunId) -> AccountEntry:
         # Two runs at once could each spend what the other's cap was computed without.
         if run != self._active:
             raise LocalProtocolError(f"run {run}: not the open one ({self._active})")
@@ -404,8 +401,8 @@ class Ledger:
     # What makes it durable.
 
     def _save_identity(self, edge_id: EdgeId) -> None: ...
-    def _save_terms(self, entries: list[Entry]) -> None: ...
-    def _save_charge(self, entry: Entry, through: int, charges: int) -> None: ...
+    def _save_terms(self, entries: list[AccountEntry]) -> None: ...
+    def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None: ...
     def _give_up(self) -> None: ...
     def _keep_debits(self) -> Keeper:
         return KeptInMemory()

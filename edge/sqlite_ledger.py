@@ -27,7 +27,7 @@ from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.records.regular import open_below, sync_path
 from edge.journal import FILES, Journals, Member, read_debits
-from edge.ledger import Account, Accountant, Entry, Keeper, Ledger, ShardIdentity, new_edge_id
+from edge.ledger import Account, Accountant, AccountEntry, Keeper, Ledger, ShardIdentity, new_edge_id
 
 if TYPE_CHECKING:
     from edge.state_directory import Slot
@@ -156,10 +156,10 @@ class SqliteLedger(Ledger):
     def _save_identity(self, edge_id: EdgeId) -> None:
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
-    def _save_terms(self, entries: list[Entry]) -> None:
+    def _save_terms(self, entries: list[AccountEntry]) -> None:
         self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row_of(entry.account)}) for entry in entries])
 
-    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
+    def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None:
         self._commit([(_DEBIT, (through, charges, *entry.key)), (_DROP, (*entry.key, through))])
 
     def _keep_debits(self) -> Keeper:
@@ -220,7 +220,7 @@ class SqliteLedger(Ledger):
         [(self._edge_id,)] = connection.execute("SELECT id FROM edge LIMIT 2").fetchall()
         for values in connection.execute(f"SELECT {', '.join(_KEPT)} FROM account ORDER BY position"):
             row = dict(zip(_KEPT, values, strict=True))
-            entry = Entry(row["edge_id"], _account_of(row), row["last_sequence"], row["charges"])
+            entry = AccountEntry(row["edge_id"], _account_of(row), row["last_sequence"], row["charges"])
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
             "SELECT edge_id, run, sequence, payload FROM outbox"

@@ -36,6 +36,7 @@ from common.quantities import EdgeId, RunId, Vector
 from common.transport.channel import Channel
 from common.wire import v1
 from common.wire.codec import decode_gradient, decode_model
+from common.wire.codings.registry import EVERY, expand
 from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic
 from edge.worker import EdgeWorker
 from mapa.figures import panels, save
@@ -394,13 +395,13 @@ class PayloadRecorder:
     _models: dict[EdgeId, bytes] = field(default_factory=dict)
 
     def model(self, topic: str, payload: bytes) -> None:
-        self._models[parse_edge_topic(topic).edge_id] = payload
+        self._models[parse_edge_topic(topic).edge_id] = expand(payload, EVERY)
 
     def gradient(self, topic: str, payload: bytes) -> None:
         """Keep the payload, and the model that it answers where that was seen; a resent one only once."""
         if len(self.kept) >= self.limit:
             return
-        edge_id = parse_edge_topic(topic).edge_id
+        edge_id, payload = parse_edge_topic(topic).edge_id, expand(payload, EVERY)
         dimension = max(1, (len(payload) - v1.HEADER_BYTES) // 4)
         arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
         stem = f"{edge_id}-{arrived.sequence:08d}"
@@ -416,7 +417,7 @@ class PayloadRecorder:
 def record_payloads(
     channel: Channel, run: RunId, directory: Path, limit: int, on_full: Callable[[], None] | None = None
 ) -> PayloadRecorder:
-    """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, raw as they were on the wire.
+    """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, as they were on the wire, decoded.
 
     Needs a login that may read every edge's branch: the cloud's own, which is the adversary meant.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from mapa.run_view import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
-PROCESSES = 8  # of edges, at most, unless the user says otherwise
+_PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
@@ -34,8 +35,10 @@ class EdgesFailedError(MapaError):
     """Every edge process ended before the run did."""
 
 
-def edge_counts(edges: int, processes: int) -> list[int]:
-    processes = max(1, min(processes, edges))
+def edge_counts(edges: int, processes: int | None = None) -> list[int]:
+    """Spread edges over processes; by default over one a core: more would only take turns, and start later."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = max(1, min(processes or min(cores, _PROCESSES), edges))
     share, rest = divmod(edges, processes)
     return [share + (i < rest) for i in range(processes)]
 
@@ -83,7 +86,7 @@ def edge_arguments(
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
     for name in dotted_paths(scenario):
         arguments += ["--allow", name]
-    return [*arguments, *permitted(scenario)]
+    return [*arguments, *permitted(scenario), *edge_code(scenario)]
 
 
 def permitted(scenario: Scenario) -> list[str]:
@@ -113,7 +116,7 @@ def run_in_processes(
     runs: Path,
     data_dir: Path,
     broker: str = "auto",
-    processes: int = PROCESSES,
+    processes: int | None = None,
     say: IO[str] | None = None,
 ) -> dict[str, Any]:
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
@@ -129,7 +132,7 @@ def run_in_processes(
         state = directory.path / "state"
         for number, count in enumerate(edge_counts(scenario.workers, processes)):
             command = edge_arguments(scenario, run, address, state, data_dir, count)
-            edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
+            edges.start(command, directory.path / f"edges-{number}.log")
         with open_cloud(
             setting,
             run=run,

@@ -106,6 +106,7 @@ class GdpClaim:
     figure: ClassVar[str] = "μ"
     value: float  # μ
     rate: float = 1.0  # q
+    truncation: tuple[int, int] | None = None  # (B_max, n_k)
 
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
         quantile = scipy_special().ndtri
@@ -117,8 +118,7 @@ class GdpClaim:
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0 or math.isinf(value):
             return max(value, 0.0)
-        truncation = getattr(self, "truncation", None)
-        return pld([GaussianReleases(1 / value, self.rate, 1, truncation)], delta, Adjacency.ZERO_OUT)
+        return pld(GaussianReleases(1 / value, self.rate, 1, self.truncation), delta, Adjacency.ZERO_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,8 @@ class TruncatedClaim(GdpClaim):
     looked for on a grid.
     """
 
-    truncation: tuple[int, int] = (0, 0)  # (B_max, n_k)
-
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
+        assert self.truncation is not None
         fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
         least = np.zeros(np.broadcast(fpr, fnr).shape)
         growth = np.exp(_EPSILONS)
@@ -153,8 +152,8 @@ ReleaseClaim = PureClaim | GdpClaim
 
 @functools.lru_cache(maxsize=64)
 def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
-    bound = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
-    return np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
+    sides = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
+    return np.array([max(losses.delta(epsilon) for losses in sides) for epsilon in _EPSILONS])
 
 
 def composed(claim: ReleaseClaim, releases: int) -> ReleaseClaim:

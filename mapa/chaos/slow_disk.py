@@ -34,9 +34,9 @@ def slow_writes(file: Path, service: str) -> None:
         setattr(owner, method, waits)
 
     if service == "edge":
-        from edge.journal import Journal  # a cloud does not need it, nor an edge the others
+        from edge.journal import DebitJournal  # a cloud does not need it, nor an edge the others
 
-        slowed(Journal, "_write")
+        slowed(DebitJournal, "_write")
     else:
         from common.records.checkpoint import Checkpoints
         from common.records.gradient_log import LogWriter

@@ -153,6 +153,12 @@ class Edges:
     link: Annotated[
         str | None, typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite")
     ] = None
+    coding: Annotated[
+        str | None,
+        typer.Option(
+            help="code models and gradients as float16 or int8, where the run offers it, for a slow link"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +211,7 @@ def edge_command(
         budget=privacy.budget(),
         replace_budget=privacy.replace_budget,
         link=None if edges.link is None else link_profile({"name": edges.link}),
+        coding=edges.coding,
         allowed=frozenset(permissions.allow or ()),
         allow_seed=permissions.allow_seed,
         allow_unprotected=permissions.allow_unprotected,

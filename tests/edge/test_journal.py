@@ -35,7 +35,8 @@ class Process:
     def __init__(self, state: Path, slots: list[str], wire: Path) -> None:
         self.turn: list[Callable[[], None]] = []
         self.wire = os.open(wire, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.journals = Journals(self.turn.append)
+        self.waits: list[float] = []
+        self.journals = Journals(self._later)
         self.directory = StateDirectory(state)
         self.slots = [self.directory.take([name]) for name in slots]
         self.ledgers = {
@@ -45,6 +46,10 @@ class Process:
             ledger.open(account())
             for sequence, payload in ledger.pending(RUN):
                 assert payload == bytes_of(name, sequence)
+
+    def _later(self, wait: float, call: Callable[[], None]) -> None:
+        self.waits.append(wait)
+        self.turn.append(call)
 
     def debit(self, slot: str) -> None:
         ledger = self.ledgers[slot]
@@ -132,14 +137,14 @@ class Cut:
         for name in ("fsync", "fdatasync", "link", "write"):
             setattr(os, name, self._cut(getattr(os, name), sync=name.startswith("f")))
 
-        def pwrite(file: int, content: bytes, at: int) -> int:
-            content = bytes(content)
+        def pwritev(file: int, pieces: list[bytes], at: int) -> int:
+            content = b"".join(pieces)
             size = os.fstat(file).st_size
             before = os.pread(file, len(content), at)
             self.unsynced.setdefault(file, []).append((at, before, content, size))
             return self.write(file, content, at)
 
-        os.pwrite = self._cut(pwrite)
+        os.pwritev = self._cut(pwritev)
         SqliteLedger._execute = self._cut(SqliteLedger._execute)  # type: ignore[method-assign]
 
     def _cut(self, call: Callable[..., Any], *, sync: bool = False) -> Callable[..., Any]:
@@ -262,6 +267,22 @@ def test_edges_of_a_process_share_one_sync(process: Process, monkeypatch: pytest
     assert {len(left) for left in sent_of(process).values()} == {3}
 
 
+def test_on_a_slow_disk_a_turn_waits_for_those_that_the_last_one_had_but_not_for_long(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr("edge.journal.time.monotonic", lambda: next(clock) / 128)  # a sync takes 1/128 s
+    process.take_turns(1)
+    assert process.waits == [0.0]
+    process.take_turns(1)
+    assert process.waits == [0.0, 1 / 256, 0.0]  # for the first one, and once all three are there
+    process.debit("1")
+    process.turn.pop()()
+    process.debit("1")
+    assert process.waits[3:] == [1 / 256, 0.0]  # the last one was alone
+    process.turn.pop()()
+
+
 def sent_of(process: Process) -> dict[str, list[int]]:
     return sent(process.directory.folder.parent / "wire")
 
@@ -271,7 +292,7 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
 ) -> None:
     process.take_turns(2)
     with monkeypatch.context() as full:
-        full.setattr("os.pwrite", lambda *_: fail(errno.ENOSPC))
+        full.setattr("os.pwritev", lambda *_: fail(errno.ENOSPC))
         process.take_turns(1)
     assert {len(left) for left in sent_of(process).values()} == {2}
     with pytest.raises(ConfigurationError, match="closed"):
@@ -284,6 +305,18 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
             assert ledger.standing(RUN).charges == 2
     process.__init__(folder, ["0"], folder.parent / "other")  # type: ignore[misc]
     process.take_turns(1)
+
+
+def test_what_the_disk_takes_in_parts_is_written_whole(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+    monkeypatch.setattr("os.pwritev", lambda file, pieces, at: write(file, b"".join(pieces)[:7], at))
+    monkeypatch.setattr("os.pwrite", lambda file, content, at: write(file, content[:100], at))
+    process.take_turns(2)
+    for slot in process.ledgers:
+        with ledger_snapshot(process.directory.folder / slot) as ledger:
+            assert ledger.pending(RUN) == [(2, bytes_of(slot, 2))]
 
 
 def fail(number: int) -> int:
@@ -366,7 +399,7 @@ def test_a_gradient_leaves_after_the_sync_of_its_turn_and_not_at_all_after_an_en
     tmp_path: Path,
 ) -> None:
     turn: list[Callable[[], None]] = []
-    ledger = SqliteLedger(tmp_path, journals=Journals(turn.append))
+    ledger = SqliteLedger(tmp_path, journals=Journals(lambda _, call: turn.append(call)))
     stage = Stage(ledger=ledger)
     stage.welcome()
     stage.model()

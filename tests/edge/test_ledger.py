@@ -185,8 +185,8 @@ def test_a_cap_over_runs_of_different_kinds_holds_whenever_their_terms_were_chos
     for charges, within in ((cap, True), (cap + 1, False)):
         spent = [before, Spent(kinds[1], charges)]
         assert (total(spent, 1e-5).epsilon <= 2.0) is within
-    fixed = [GaussianReleases(9.0, 1.0, before.charges), GaussianReleases(12.0, 1.0, cap + 1)]
-    assert pld(fixed, 1e-5, Adjacency.ZERO_OUT) < 2.0
+    together = (before.charges / 9.0**2 + (cap + 1) / 12.0**2) ** -0.5
+    assert pld(GaussianReleases(together, 1.0, 1), 1e-5, Adjacency.ZERO_OUT) < 2.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogWriter
-from edge.journal import Journal
+from edge.journal import DebitJournal
 from edge.sqlite_ledger import SqliteLedger
 from mapa.chaos import slow_disk
 from tests.edge_support import account, spend
@@ -20,7 +20,7 @@ from tests.program_support import run_program
 def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, method in ((LogWriter, "append"), (Checkpoints, "write"), (Journal, "_write")):
+    for owner, method in ((LogWriter, "append"), (Checkpoints, "write"), (DebitJournal, "_write")):
         monkeypatch.setattr(owner, method, getattr(owner, method))  # put back afterwards
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)

@@ -162,6 +162,7 @@ GIVEN = {
     "TOTAL_EPSILON": ("3", "total_epsilon", 3.0),
     "NOISE": ("gaussian", "noise", "gaussian"),
     "LINK": ("wan", "link", "wan"),
+    "CODING": ("int8", "coding", "int8"),
     "ALLOW": ("a.b:C d.e:F", "allow", ["a.b:C", "d.e:F"]),
     "CODE": ("/code", "code", [Path("/code")]),
     "ALLOW_SEED": ("1", "allow_seed", True),
