@@ -73,10 +73,10 @@ def epsilon(kind: ReleaseKind, releases: int, delta: float, quick: bool = False)
     """
     rdp, spent = quick and kind.truncation is None, [Spent(kind, kind.charges(releases))]
     try:
-        found = total(spent, delta, quick=rdp, replace_one=False).epsilon
+        value = total(spent, delta, quick=rdp, replace_one=False).epsilon
     except (MapaError, ArithmeticError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    return value if math.isfinite(value) else None
 
 
 class _Figure(NamedTuple):
@@ -94,7 +94,7 @@ class EdgeKinds:
 
     def of(self, page: Page) -> dict[int, ReleaseKind]:
         """Return the kind of each edge whose ε is computed: of those shown, and of a bounded number of kinds."""
-        found: dict[int, ReleaseKind] = {}
+        of_edges: dict[int, ReleaseKind] = {}
         kinds: set[ReleaseKind] = set()
         for k, lane in list(page.counted.lanes.items())[:LANES]:
             *of, kind = self._seen.get(k, (None, None, None))
@@ -107,8 +107,8 @@ class EdgeKinds:
                 continue  # an epoch began again
             if kind in kinds or len(kinds) < MOST_KINDS:
                 kinds.add(kind)
-                found[k] = kind
-        return found
+                of_edges[k] = kind
+        return of_edges
 
 
 class Spending:
