@@ -123,8 +123,7 @@ class Spending:
         self._delta = delta if isinstance(delta, float) and 0 < delta < 1 else 1e-5
         self._privacy = table(page.summary, "privacy")
         stated = by_edge(self._privacy, "edges")
-        edges = {*page.counted.lanes, *stated}
-        self._figures = {k: self._now(k, kinds.get(k), stated.get(k, {})) for k in edges}
+        self._figures = {k: self._now(k, kinds.get(k), stated.get(k, {})) for k in {*kinds, *stated}}
 
     def unanswered(self) -> Iterator[Question]:
         """Yield what is to be computed: what is shown now, then what will be next, then the points of the curves."""
@@ -206,7 +205,7 @@ class Spending:
         listed, of_edge = rows(stated, "edges"), by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
         hidden = 0
-        for k in sorted(page.counted.lanes):
+        for k in sorted(page.counted.lanes.keys() & self._figures.keys()):
             if len(curves) >= _CURVES:
                 hidden += 1
             elif spent := self._curve(k, of_edge.get(k, {})):
