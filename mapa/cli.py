@@ -189,7 +189,7 @@ _CODES = {  # of the others _DONE
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
 # One BLAS thread each; the others may use what they find.
-_SERVICES = ("run", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
+_ONE_THREAD = ("run", "simulate", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
 
 
 def example(name: str) -> str:
@@ -280,7 +280,7 @@ def main() -> None:
     """Run a command, and turn whatever ends it into one of EXIT_CODES."""
     output.begin(os.environ)
     arguments = current_name(sys.argv[1:])
-    if named_in(arguments) in _SERVICES:
+    if named_in(arguments) in _ONE_THREAD:
         one_thread()  # before a command imports numpy
     try:
         with interrupted_by_signals():

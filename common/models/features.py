@@ -155,11 +155,9 @@ class Keyed(Protocol):
     def feature_key(self) -> str: ...
 
 
-def cores(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many cores this process may use; OMP_NUM_THREADS, which numpy's own products obey, may say fewer."""
-    said = environ.get("OMP_NUM_THREADS", "")
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(here, int(said)) if said.isdecimal() and int(said) else here
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def features_of(

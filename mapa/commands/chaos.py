@@ -116,16 +116,13 @@ def container_environment(plan: TrialPlan, edge_image: str | None, data_dir: Pat
 
     disk_sizes(plan)
     client = connect()
-    variables = {"MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
-    if plan.scenario.seed is not None:
-        variables["ALLOW_SEED"] = "true"
 
     def make(plan: TrialPlan, run: RunId, directory: Path) -> AbstractContextManager[Environment]:
         containers = container_run(
             Stack(client, f"mapa-chaos-{secrets.token_hex(4)}"),
             *(plan.name, plan.scenario, plan.settings, directory / "runs", data_dir, edge_image),
             gather=600,
-            variables={**variables, "RUN": run},
+            variables={"RUN": run, "MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"},
         )
         containers.retries = 0
         return in_containers(containers, plan, directory)

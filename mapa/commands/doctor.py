@@ -56,6 +56,7 @@ _ABOUT = {
     "huggingface": "what `datasets` wrote",
     "tables": "digits, breast-cancer and diabetes",
     "broker": "--broker embedded, where no Mosquitto is installed",
+    "fast": "a quicker checksum of the gradient log",
     "privacy": "tight totals of ε, and budgets",
     "figures": "mapa compare, pictures",
     "pandas": "run.to_pandas()",
