@@ -38,7 +38,7 @@ _TRAINED = (
 # By the words behind `mapa`: the first line of the help, which `mapa --help` shows without loading a command ("": it is
 # one of a group), and the words behind the name as an example.
 COMMANDS = {
-    "init": ("Write a project: a scenario, a model of one's own, and how to run it.", "my-project"),
+    "init": ("Write a project: a scenario, a model of your own, and how to run it.", "my-project"),
     "simulate": ("Simulate a scenario without a network.", "quickstart --seed 1 --set algorithm.theta=0.7"),
     "run": (
         "Train with a broker, a cloud and edge processes on this machine.",
