@@ -17,7 +17,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import LedgerUnavailableError
@@ -83,10 +82,10 @@ class DebitJournal:
             return False
         return True
 
-    def enter(self, directory: Path) -> Member:
-        """Take part from a directory that has the files."""
-        member = Member(self, secrets.token_bytes(16))
-        self._directories[member.name] = directory
+    def enter(self, directory: Path) -> bytes:
+        """Return the name of a new member, whose directory has the files."""
+        member = secrets.token_bytes(16)
+        self._directories[member] = directory
         return member
 
     def leave(self, member: bytes) -> None:
@@ -160,17 +159,6 @@ class DebitJournal:
             os.close(self._files.pop())
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A ledger's part in a journal."""
-
-    journal: DebitJournal
-    name: bytes
-
-    def append(self, debit: Debit, done: Done) -> None:
-        self.journal.append(self.name, debit, done)
-
-
 class Journals:
     """The journals of a process: one for all its ledgers, more where links cannot be made or there are many."""
 
@@ -178,11 +166,11 @@ class Journals:
         self._soon = soon
         self._newest: DebitJournal | None = None
 
-    def join(self, directory: Path) -> Member:
-        """Take part with the ledger of this directory; OSError where no journal can be made there."""
+    def join(self, directory: Path) -> tuple[DebitJournal, bytes]:
+        """Return the journal of this directory's ledger, and its name there; OSError where none can be made."""
         if self._newest is None or not self._newest.takes(directory):
             self._newest = DebitJournal(directory, self._soon)
-        return self._newest.enter(directory)
+        return self._newest, self._newest.enter(directory)
 
 
 def read_debits(directory: Path, journal: bytes, member: bytes) -> list[Debit]:
