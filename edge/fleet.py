@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -85,11 +86,12 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._serve, name="mapa-background", daemon=True)
 
     def __call__(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        """Do the work there, and give its result to `then` in the loop's thread."""
+        """Do the work there, in this context, and give its result to `then` in the loop's thread."""
+        context = copy_context()
 
         def job() -> None:
             try:
-                result = work()
+                result = context.run(work)
             except BaseException as error:  # it ends the loop, as it would have there
                 self._loop.post(partial(_raise, error))
             else:
@@ -131,7 +133,7 @@ class EdgeFleet:
         self.say, self.note = say, note
         self.loop = SelectorLoop()
         self.background = BackgroundThread(self.loop)
-        self.journals = Journals(self.loop.call_later)
+        self.journals = Journals(self.loop.post)
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []

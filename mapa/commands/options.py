@@ -237,7 +237,7 @@ class Metrics:
         typer.Option(min=0, max=65535, help="serve Prometheus metrics at this port; 0: any free one"),
     ] = None
     metrics_address: Annotated[
-        str, typer.Option(help="address that --metrics-port listens on; whoever reaches it sees the metrics")
+        str, typer.Option(help="address of --metrics-port; anyone who reaches it sees the metrics")
     ] = "127.0.0.1"
 
     def listener(self) -> socket.socket | None:

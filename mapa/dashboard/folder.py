@@ -18,8 +18,6 @@ _MOST = 500  # runs in the list, the newest
 
 @dataclass(slots=True)
 class RunsFolder:
-    """runs/, as it is now."""
-
     path: Path
     _known: dict[str, tuple[JsonFile, JsonFile]] = field(default_factory=dict)  # manifest and summary
 
@@ -44,7 +42,6 @@ class RunsFolder:
             raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
 
     def lines(self) -> dict[str, Any]:
-        """Return a line for each run."""
         names, unnamed = self.names()
         shown = names[:_MOST]
         for name in self._known.keys() - {*shown}:

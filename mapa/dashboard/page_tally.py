@@ -70,7 +70,6 @@ class PageTally:
     )
 
     def take(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Count records, in their order."""
         for whole in records:
             self.number += 1
             record = small(whole)

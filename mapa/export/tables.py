@@ -33,8 +33,6 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One value of a curve."""
-
     curve: str  # group/name, both safe in any path
     t: int
     seconds: float | None  # since the first update; None: the engine has no clock

@@ -213,7 +213,6 @@ def _manifest_of(
 
 
 def _rows(parts: Mapping[str, memoryview]) -> list[dict[str, Any]]:
-    """Return name, size and SHA-256 of each part."""
     made = []
     for name, content in sorted(parts.items()):
         digest = hashlib.sha256()
@@ -319,7 +318,6 @@ def _manifest(parts: Mapping[str, memoryview]) -> dict[str, Any]:
 
 
 def _check_hashes(stated: list[Any], parts: dict[str, memoryview]) -> Iterator[Check]:
-    """Check that the manifest lists these parts, with their sizes and hashes, in the order in which they are here."""
     here = _rows({name: content for name, content in parts.items() if name != MANIFEST})
     listed = {str(row.get("name")): row for row in stated if isinstance(row, dict)}
     odd = [row["name"] for row in here if listed.get(row["name"]) != row]

@@ -95,8 +95,6 @@ def model_of(scenario: Scenario, manifest: Mapping[str, Any]) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run at t = 1."""
-
     server: CloudServer  # with x₁
     model: Model | None  # None: it cannot be made here, and need not be
     derived: bool  # x₁ follows from the scenario; else it is as recorded
@@ -392,8 +390,6 @@ class Counterfactual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayQuestion:
-    """What a replay is asked."""
-
     gradients: bool = True  # make a seeded run's gradients again
     every: int = 1
     algorithm: str | None = None

@@ -134,8 +134,6 @@ class LedgerStatement(BaseModel):
 
 @dataclass(slots=True)
 class FoundLedgers:
-    """The ledgers of a run that are here."""
-
     statements: list[LedgerStatement] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)  # file → edge: in RUN/state, without this run
     faults: dict[str, str] = field(default_factory=dict)  # file → why a ledger in RUN/state cannot be read

@@ -14,7 +14,7 @@ import pytest
 from common.transport.connection import BrokerAddress
 from mapa.brokers import Broker, find_mosquitto, free_port
 from mapa.scenario_files import load_scenario
-from tests.program_support import require_mosquitto
+from tests.program_support import require_mosquitto, run_program
 
 pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]
@@ -69,14 +69,8 @@ def test_the_queue_of_a_client_has_room_for_many_large_messages(
 
 @pytest.mark.parametrize("limit", ["64MB", "0", "-1", "1e6", "9999999999"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused(tmp_path: Path, limit: str) -> None:
-    done = subprocess.run(
-        ["/bin/sh", FOLDER / "start.sh"],
-        env={**home(tmp_path, 1), "MESSAGE_SIZE_LIMIT": limit},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    env = {**home(tmp_path, 1), "MESSAGE_SIZE_LIMIT": limit}
+    done = run_program("/bin/sh", FOLDER / "start.sh", env=env)
     assert done.returncode == 2
     assert f"MESSAGE_SIZE_LIMIT = '{limit}': must be" in done.stderr
 
