@@ -6,6 +6,7 @@ names and sizes from the file, makes the zip again around them and compares, so 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -220,18 +221,13 @@ def _write(out: Path, parts: Mapping[str, memoryview]) -> None:
     """Put the whole file in its place, or leave nothing."""
     draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
-        descriptor = os.open(
-            draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                write_zip(stream, parts)
-                stream.flush()
-                os.fsync(stream.fileno())
+        with draft.open("xb") as stream, contextlib.ExitStack() as undo:
+            undo.callback(draft.unlink)
+            write_zip(stream, parts)
+            stream.flush()
+            os.fsync(stream.fileno())
             draft.replace(out)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+            undo.pop_all()
     except OSError as error:
         raise RecordsError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
@@ -254,24 +250,17 @@ def read_bundle(path: Path) -> Bundle:
     except OSError as error:
         raise NoBundleError(f"{path}: {error.strerror or error}") from error
     zipped = read_zip(content, NAMES)
-    checks = [failed("zip", part, what) for part, what in zipped.faults]
-    if not checks:
-        checks.append(
-            passed("zip", "zip", f"canonical: {len(zipped.parts)} parts, written again byte for byte")
-        )
+    parts, faults = zipped.parts, [failed("zip", part, what) for part, what in zipped.faults]
+    checks = faults or [passed("zip", "zip", f"canonical: {len(parts)} parts, written again byte for byte")]
     manifest: dict[str, Any] = {}
     try:
-        manifest = _manifest(zipped.parts)
-        checks += _check_hashes(manifest["parts"], zipped.parts)
+        manifest = _manifest(parts)
+        checks += _check_hashes(manifest["parts"], parts)
     except ValueError as error:
         checks.append(failed("hashes", MANIFEST, str(error)))
-    of_run = {
-        name.removeprefix(IN_BUNDLE): part
-        for name, part in zipped.parts.items()
-        if name.startswith(IN_BUNDLE)
-    }
-    files = RunFiles(of_run)
-    for name, content in zipped.parts.items():
+    of_run = [name for name in parts if name.startswith(IN_BUNDLE)]
+    files = RunFiles({name.removeprefix(IN_BUNDLE): parts[name] for name in of_run})
+    for name, content in parts.items():
         if _LEDGER.fullmatch(name):
             try:
                 fields = strict_object(content, _LEDGER_BYTES)
