@@ -127,8 +127,14 @@ class Mapa:
             main()
         return Done(int(end.value.code or 0), *self._capsys.readouterr())
 
-    def rows(self, *words: str) -> list[dict[str, Any]]:
+    def rows(self, *words: str) -> Any:
+        """Return the JSON of a command that must succeed."""
         done = self(*words, "--json")
         assert done.code == 0, done.err
-        rows: list[dict[str, Any]] = json.loads(done.out)
-        return rows
+        return json.loads(done.out)
+
+    def refusal(self, *words: str, code: int = 2) -> str:
+        """Return what a command that must fail says."""
+        done = self(*words)
+        assert done.code == code, (done.out, done.err)
+        return done.err

@@ -116,7 +116,7 @@ def main() -> int:
     given = options().parse_args()
     given.data_dir = data_directory(os.environ)
     parts = given.parts or (_QUICK if given.quick else [part for part in PARTS if part not in _LONG])
-    rounds = given.rounds or (2 if given.quick else None)
+    rounds = 2 if given.quick and given.rounds is None else given.rounds
     given.updates = min(given.updates, 400) if given.quick else given.updates
     console = Console(stderr=given.json == "-", width=160)
     outcomes: list[Outcome] = []

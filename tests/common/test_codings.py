@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from common.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, SendModel
 from common.quantities import EdgeId, NoisyGradient, Vector, length
+from common.records.gradient_log import Entry, Kind
 from common.scenario.scenario import Codings, parse_scenario
 from common.wire import codec, v1
 from common.wire.codings.coding import (
@@ -148,6 +149,14 @@ def test_without_a_coding_nothing_changes() -> None:
     assert expand(payload, marked([PLAIN, "float16"])) is payload  # and is refused where it is decoded
     with pytest.raises(RemoteProtocolError):
         codec.decode_gradient(EDGE, payload, 3)
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_a_log_reads_what_came_and_the_header_alone_of_what_came_again(name: str) -> None:
+    payload = coded(GRADIENT, name)
+    for kind, body, size in ((Kind.GRADIENT, payload, 3), (Kind.REPEAT, payload[: v1.HEADER_BYTES], 0)):
+        arrived = Entry(kind, 1, 0.0, EDGE, body).arrived
+        assert (arrived.sequence, arrived.version, arrived.gradient.size) == (7, 3, size)
 
 
 @given(body=st.binary(max_size=40), name=st.sampled_from(list(CODINGS)), dimension=st.integers(0, 20))
