@@ -52,8 +52,8 @@ class PublicNumbers(NamedTuple):
 
 def descend(x: Vector, gradient: Vector, rate: float) -> Vector:
     """Return x − γg̃ in the memory of the step; x itself never changes."""
-    step: Vector = np.multiply(gradient, rate, dtype=np.float32)
-    return np.subtract(x, step, out=step)
+    step: Vector = np.multiply(gradient, float(rate))  # of float32, as the gradient is
+    return np.subtract(x, step, step)
 
 
 class Algorithm:

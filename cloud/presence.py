@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class ResendQueue(Generic[_T]):
-    """Messages that wait, by topic; an older one of the same topic is of no use to its reader."""
+    """Messages that wait their turn, by topic; an older one of the same topic is of no use to its reader."""
 
     loop: Loop
     publish: Callable[[str, _T], bool]  # whether the channel took it
@@ -38,7 +38,7 @@ class ResendQueue(Generic[_T]):
             self.add(topic, message)
 
     def add(self, topic: str, message: _T) -> None:
-        """Publish later, in place of what waits for the topic."""
+        """Publish later, in the place of what waits for the topic."""
         self.waiting[topic] = message
         if self._timer is None:
             self._timer = self.loop.call_later(_RETRY, self._retry)
@@ -48,11 +48,13 @@ class ResendQueue(Generic[_T]):
 
     def _retry(self) -> None:
         self._timer = None
-        if self.waiting and not self.ready():
+        while self.waiting and self.ready():
+            topic, message = next(iter(self.waiting.items()))
+            if not self.publish(topic, message):
+                break
+            del self.waiting[topic]
+        if self.waiting:
             self._timer = self.loop.call_later(_RETRY, self._retry)
-            return
-        for topic, message in list(self.waiting.items()):
-            self.send(topic, message)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any, assert_never
 
 from cloud.server import CloudServer, Judged, JudgedGradient, JudgedHello, JudgedLeave
 from common.errors import ConfigurationError, LocalProtocolError, RecordsError, RemoteProtocolError
-from common.messages import Effect, Event
+from common.messages import Effect, Event, Leave
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, LogWriter
@@ -147,12 +147,12 @@ class History:
         """Log an event unless it changes nothing; between the server's `judge` and `commit`."""
         if not judged.changes:
             return
-        kind = _kind_of(judged)
-        if isinstance(judged, JudgedLeave):
-            payload = encode(judged.leave)
+        kind, event = _kind_of(judged), judged[0]
+        if isinstance(event, Leave):
+            payload = encode(event)
         elif kind is Kind.REPEAT:
             payload = payload[:HEADER_BYTES]
-        self._append(kind, server, seconds, payload, judged[0].edge_id)
+        self._append(kind, server, seconds, payload, event.edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""
@@ -166,9 +166,8 @@ class History:
     def _append(
         self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NO_EDGE
     ) -> None:
-        if self._finished:
-            return
-        self.log.append(Entry(kind, server.t, seconds, edge_id, body))
+        if not self._finished:
+            (self._log or self.log).append(kind, server.t, seconds, edge_id, body)
 
 
 def _kind_of(judged: Judged) -> Kind:

@@ -17,7 +17,18 @@ import numpy as np
 from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
 from common import messages
-from common.messages import Effect, Event, GradientArrived, GradientRefused, Halt, Hello, Leave, SendModel
+from common.messages import (
+    Effect,
+    Event,
+    GradientApplied,
+    GradientArrived,
+    GradientRefused,
+    Halt,
+    Hello,
+    Leave,
+    SendModel,
+    quick,
+)
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
 
@@ -287,22 +298,40 @@ class CloudServer:
 
     def judge_gradient(self, arrived: GradientArrived) -> JudgedGradient:
         """Return whether a gradient will be applied, and whether the log must have it."""
-        account = self.edges.get(arrived.edge_id)
+        edge_id, sequence, version, sensitivity, gradient, incarnation, norm = arrived  # quicker than by name
+        account = self.edges.get(edge_id)
         if self.halted is not None:
             return JudgedGradient(arrived, account, "after-halt")
         if account is None:
             return JudgedGradient(arrived, None, "stranger")
-        if arrived.incarnation != self.incarnation:
+        if incarnation != self.incarnation:
             return JudgedGradient(arrived, account, "incarnation")
-        last, returns = account.last_sequence, not account.present and not account.left
-        if arrived.sequence <= last:
-            return JudgedGradient(
-                arrived, account, "duplicate", changes=returns or self._has_news_for(account)
-            )
-        if arrived.sequence > max(last, account.announced) + 1:
+        last = account.last_sequence
+        if sequence <= last or sequence > max(last, account.announced) + 1:
+            returns = not account.present and not account.left
+            if sequence <= last:
+                return JudgedGradient(
+                    arrived, account, "duplicate", changes=returns or self._has_news_for(account)
+                )
             # neither applied nor used up: a forged sequence must not lock an edge out
             return JudgedGradient(arrived, account, "sequence", changes=returns)
-        return self._judge_new(arrived, account)
+        # the next one is applied unless no honest edge can have made it
+        refusal, stage, terms = None, None, self.terms
+        if terms.caps and sequence > terms.cap(account.index):
+            refusal = "cap"
+        elif version > self.t:
+            refusal = "future"
+        elif self.schedule is None or version < 1:
+            refusal = "no-such-model"
+        elif (stage := account.sent_models.stage_of(version, sensitivity)) is None:
+            refusal = "sensitivity"
+        elif account.reach < math.inf:
+            longest = account.reach * sensitivity
+            if terms.regularization:
+                longest += terms.regular_part(account.law, sensitivity, self.longest)
+            if not (length(gradient) if norm is None else norm) <= longest:  # NaN fails too
+                refusal = "norm"
+        return quick(JudgedGradient, (arrived, account, refusal, stage, True, True))
 
     def _has_news_for(self, account: EdgeAccount) -> bool:
         """Return whether the model that a repeated gradient is answered with is another than was sent last."""
@@ -332,65 +361,30 @@ class CloudServer:
             effects.append(self._send(account))
         return effects
 
-    def _judge_new(self, arrived: GradientArrived, account: EdgeAccount) -> JudgedGradient:
-        """Judge a gradient whose sequence is the next: it is applied unless no honest edge can have made it."""
-        refusal, stage, terms = None, None, self.terms
-        if terms.caps and arrived.sequence > terms.cap(account.index):
-            refusal = "cap"
-        elif arrived.version > self.t:
-            refusal = "future"
-        elif self.schedule is None or arrived.version < 1:
-            refusal = "no-such-model"
-        elif (stage := account.sent_models.stage_of(arrived.version, arrived.sensitivity)) is None:
-            refusal = "sensitivity"
-        elif account.reach < math.inf:
-            norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
-            longest = account.reach * arrived.sensitivity
-            if terms.regularization:
-                longest += terms.regular_part(account.law, arrived.sensitivity, self.longest)
-            if not norm <= longest:  # NaN fails too
-                refusal = "norm"
-        return JudgedGradient(arrived, account, refusal, stage, True, True)
-
     def _apply(self, arrived: GradientArrived, account: EdgeAccount, stage: int) -> list[Effect]:
         """Lines 11-16: let the algorithm change x, then answer that edge alone."""
-        schedule, t = self.schedule, self.t
+        edge_id, sequence, version, sensitivity, gradient, _, _ = arrived
+        schedule, t, edge, terms = self.schedule, self.t, account.index, self.terms
         assert schedule is not None
-        staleness = t - arrived.version
-        update = Update(
-            arrived.gradient,
-            t,
-            arrived.version,
-            staleness,
-            account.index,
-            account.law,
-            account.moment,
-            stage,
-            arrived.sensitivity,
+        staleness = t - version
+        law, moment = account.law, account.moment
+        x, following = schedule.apply(
+            self.model,
+            quick(Update, (gradient, t, version, staleness, edge, law, moment, stage, sensitivity)),
         )
-        x, following = schedule.apply(self.model, update)
         self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
         self.schedule = following
         if staleness > self.tau_seen:
             self.tau_seen = staleness
-        account.last_sequence = arrived.sequence
+        account.last_sequence = sequence
         account.applied += 1
         self.t = t + 1
         effects: list[Effect] = [
-            messages.GradientApplied(
-                account.index,
-                arrived.edge_id,
-                arrived.sequence,
-                arrived.version,
-                t,
-                staleness,
-                stage,
-                arrived.sensitivity,
-            )
+            quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
         ]
-        if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
+        if terms.evaluate_every and t % terms.evaluate_every == 0:
             effects.append(messages.EvaluationDue(t, self.stage, following.result(self.model)))
-        if t >= self.terms.iterations:
+        if t >= terms.iterations:
             # the last model is never sent, so no edge would notice that it is not finite
             effects += self.halt("finished" if is_finite(self.model) else "diverged")
             return effects
@@ -410,17 +404,11 @@ class CloudServer:
             return self._ended("diverged")
         if norm > self.longest:
             self.longest = norm
-        sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
-        account.sent_models.sent(self.t, self.stage, sensitivity)
-        return SendModel(
-            account.edge_id,
-            self.t,
-            sensitivity,
-            account.last_sequence,
-            self.model,
-            self.incarnation,
-            norm,
-        )
+        t, model = self.t, self.model
+        sensitivity = schedule.sensitivity_for(t, account.index, account.law)
+        account.sent_models.sent(t, self.stage, sensitivity)
+        last = account.last_sequence
+        return quick(SendModel, (account.edge_id, t, sensitivity, last, model, self.incarnation, norm))
 
     def _stage_opened(self, *, reopened: bool) -> Iterator[messages.StageOpened]:
         schedule = self.schedule

@@ -335,7 +335,15 @@ class CloudService:
 
     def _perform(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
-            if type(effect) is not GradientApplied:  # of which there are most: nothing of it is sent
+            if type(effect) is SendModel:
+                peer = self.peers.get(effect.edge_id)
+                if peer is not None:
+                    peer.sent = now
+                    self._send_model(peer.model_topic, effect)
+                    if self.traffic.replies is not None:
+                        self.traffic.replies.observe(self.loop.now() - now)
+                continue
+            if type(effect) is not GradientApplied:  # nothing of it is sent
                 self._send(effect, now)
             self.note(effect, now)
 
@@ -362,13 +370,8 @@ class CloudService:
                 self.records.facts.append((now, effect))
 
     def _send(self, effect: Effect, now: float) -> None:
-        """Send what an effect says to its edge, or to all, and warn the operator where it is due."""
+        """Send what an effect other than a model says, to its edge or to all, and warn the operator where it is due."""
         match effect:
-            case SendModel():
-                if (peer := self.peers.get(effect.edge_id)) is not None:
-                    self._send_model(peer.model_topic, effect)
-                    if self.traffic.replies is not None:
-                        self.traffic.replies.observe(self.loop.now() - now)
             case Welcome():
                 self._welcome(effect, now)
             case messages.Refuse():
@@ -380,11 +383,10 @@ class CloudService:
                 self._warn(f"{effect.edge_id}: gradient {effect.sequence} refused: {why}")
 
     def _send_model(self, topic: str, effect: SendModel) -> None:
-        if self._publish_model(topic, effect):
-            if self.models.waiting:
-                self.models.forget(topic)  # an older one
-            return
+        """Send a model; where some wait for room or a connection it waits behind them, or fast edges starve others."""
         if not self.models.waiting:
+            if self._publish_model(topic, effect):
+                return
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(
                 f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"

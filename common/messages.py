@@ -211,6 +211,10 @@ class EvaluationDue:
 GradientMade = GradientArrived
 ModelReceived = SendModel
 
+quick = (
+    tuple.__new__
+)  # makes one of the tuples above of all its values: their own way costs three times as much
+
 Event = Hello | GradientArrived | Leave
 Fact = EdgeJoined | EdgeGone | GradientApplied | GradientRefused | StageOpened
 Effect = Welcome | Refuse | SendModel | Halt | EvaluationDue | Fact

@@ -536,7 +536,7 @@ def make_gradient(
 def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
     worker, dimension = preparation.worker, preparation.worker.model.dimension
-    plain = expand(payload, preparation.of_models, dimension)
+    plain = expand(payload, preparation.of_models, dimension) if preparation.of_models else payload
     received = codec.decode_model(worker.edge_id, plain, dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.

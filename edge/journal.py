@@ -13,7 +13,6 @@ import fcntl
 import os
 import secrets
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -35,19 +34,17 @@ _ROUNDS = 3  # of every member's message, that a file has room for at least
 _RECORD = struct.Struct("<IQ16sqqqHHI")
 _SUM = 4  # bytes of the checksum
 _AT_ONCE = 1000  # pieces that one call writes
-_SLOW_SYNC, _LONGEST_WAIT = 0.002, 0.01  # seconds; a loop cannot wait for less than one millisecond
 
-Later = Callable[[float, Callable[[], None]], object]  # calls after so many seconds, in a turn of the loop
+Soon = Callable[[Callable[[], None]], None]  # a loop's `post`: calls at the end of this turn
 
 
 class DebitJournal:
     """Two files that only this process writes; in its loop's thread."""
 
-    def __init__(self, directory: Path, later: Later | None) -> None:
-        """Begin a journal in a ledger's directory; `later` is a loop's, without it every debit is synced alone."""
+    def __init__(self, directory: Path, soon: Soon | None) -> None:
+        """Begin a journal in a ledger's directory; without `soon` every debit is synced alone."""
         self.id = secrets.token_bytes(16)
-        self._later = later
-        self._wait, self._expected = 0.0, 1  # seconds for further debits, and how many of them to wait for
+        self._soon = soon
         self._directories: dict[bytes, Path] = {}  # by member
         self._newest: dict[tuple[bytes, EdgeId, RunId], dict[int, Debit]] = {}  # durable, and not outdated
         self._queue: list[tuple[bytes, Debit, Done]] = []
@@ -100,23 +97,17 @@ class DebitJournal:
             self._close()
 
     def append(self, member: bytes, debit: Debit, done: Done) -> None:
-        """Make a debit durable with the others of this turn, then call `done`.
-
-        On a slow disk a turn that has fewer than the last one waits for the rest, for half of what a sync takes.
-        """
+        """Make a debit durable with the others of this turn, then call `done`."""
         self._queue.append((member, debit, done))
-        if self._later is None:
+        if self._soon is None:
             self.commit()
         elif len(self._queue) == 1:
-            self._later(self._wait if self._expected > 1 else 0.0, self.commit)
-        elif len(self._queue) == self._expected and self._wait:
-            self._later(0.0, self.commit)
+            self._soon(self.commit)
 
     def commit(self) -> None:
         """Make durable what is queued, and say so; after an error nothing is any more."""
         queue, self._queue = self._queue, []
         if queue and self._failure is None:
-            began = time.monotonic()
             try:
                 self._write([(member, debit) for member, debit, _ in queue])
             except OSError as error:
@@ -125,9 +116,6 @@ class DebitJournal:
                 self._failure = LedgerUnavailableError(
                     f"ledger {where}: {error.strerror or error}; nothing more is released"
                 )
-            took = time.monotonic() - began
-            self._wait = min(took / 2, _LONGEST_WAIT) if took >= _SLOW_SYNC else 0.0
-            self._expected = len(queue)
         for _, _, done in queue:
             done(self._failure)
 
@@ -179,14 +167,14 @@ class Member:
 class Journals:
     """The journals of a process: one for all its ledgers, more where links cannot be made or there are many."""
 
-    def __init__(self, later: Later | None = None) -> None:
-        self._later = later
+    def __init__(self, soon: Soon | None = None) -> None:
+        self._soon = soon
         self._newest: DebitJournal | None = None
 
     def join(self, directory: Path) -> Member:
         """Take part with the ledger of this directory; OSError where no journal can be made there."""
         if self._newest is None or not self._newest.takes(directory):
-            self._newest = DebitJournal(directory, self._later)
+            self._newest = DebitJournal(directory, self._soon)
         return self._newest.enter(directory)
 
 

@@ -23,8 +23,7 @@ from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError, MapaError
 from common.records.reader import RunRecords, read_run
 from experiments.harness import UnfinishedError, markdown_table, sweep
-from mapa.dashboard.accountant import epsilon
-from mapa.dashboard.spending import release_kind, shard_size
+from mapa.dashboard.spending import epsilon, release_kind, shard_size
 from mapa.figures import line, look, panels, save
 from mapa.recording import record_simulation
 from mapa.releases import statements_of
@@ -123,8 +122,9 @@ def row_of(path: Path) -> RunRow:
 
 
 def spread(epsilons: Sequence[float]) -> float:
-    """Return how many times the least ε the largest is."""
-    return max(epsilons) / min(epsilons)
+    """Return how many times the least ε the largest is, over the edges that have released anything."""
+    spent = [epsilon for epsilon in epsilons if epsilon > 0] or [1.0]
+    return max(spent) / min(spent)
 
 
 def cases_of(rows: Sequence[RunRow]) -> list[dict[str, Any]]:

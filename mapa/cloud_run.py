@@ -50,6 +50,7 @@ from mapa.run_view import View
 
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
+_ALLOCATIONS = 50_000  # between two looks for garbage
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
 
@@ -143,9 +144,7 @@ class CloudRun:
 
         SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
         """
-        gc.collect()
-        gc.freeze()  # what start-up has made stays: no collection while the cloud serves looks at it
-        with on_signals(lambda *_: self.loop.post(self._signalled)):
+        with on_signals(lambda *_: self.loop.post(self._signalled)), _few_collections():
             try:
                 self.loop.run()
             except RecordsError as error:  # no edge was answered since: a resumed run continues from there
@@ -153,8 +152,6 @@ class CloudRun:
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
                     f" with {self.resume_command}"
                 ) from error
-            finally:
-                gc.unfreeze()
             self._deliver()
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"
@@ -211,6 +208,20 @@ class CloudRun:
         if records.failure is not None and self.service.halted is None:
             raise records.failure  # unrecorded updates would be releases that no record shows
         view.refresh()
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Look for garbage rarely, and never among what start-up has made: an update leaves none in cycles."""
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def edge_arguments(
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
     for name in dotted_paths(scenario):
         arguments += ["--allow", name]
-    return [*arguments, *permitted(scenario)]
+    return [*arguments, *permitted(scenario), *edge_code(scenario)]
 
 
 def permitted(scenario: Scenario) -> list[str]:
@@ -132,7 +132,7 @@ def run_in_processes(
         state = directory.path / "state"
         for number, count in enumerate(edge_counts(scenario.workers, processes)):
             command = edge_arguments(scenario, run, address, state, data_dir, count)
-            edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
+            edges.start(command, directory.path / f"edges-{number}.log")
         with open_cloud(
             setting,
             run=run,

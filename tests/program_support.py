@@ -17,7 +17,7 @@ import pytest
 from common.datasets.catalogue import data_directory
 from mapa.brokers import find_mosquitto
 from mapa.cli import main
-from mapa.processes import one_thread_each
+from mapa.processes import VARIABLES, one_thread_each
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things
@@ -118,6 +118,8 @@ class Mapa:
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
         self._monkeypatch = monkeypatch
+        for name in VARIABLES:  # which a command may set: put back after the test
+            monkeypatch.setenv(name, os.environ.get(name, ""))
 
     def __call__(self, *words: str) -> Done:
         self._monkeypatch.setattr(sys, "argv", ["mapa", *words])
@@ -125,8 +127,14 @@ class Mapa:
             main()
         return Done(int(end.value.code or 0), *self._capsys.readouterr())
 
-    def rows(self, *words: str) -> list[dict[str, Any]]:
+    def rows(self, *words: str) -> Any:
+        """Return the JSON of a command that must succeed."""
         done = self(*words, "--json")
         assert done.code == 0, done.err
-        rows: list[dict[str, Any]] = json.loads(done.out)
-        return rows
+        return json.loads(done.out)
+
+    def refusal(self, *words: str, code: int = 2) -> str:
+        """Return what a command that must fail says."""
+        done = self(*words)
+        assert done.code == code, (done.out, done.err)
+        return done.err

@@ -149,7 +149,7 @@ def entries_of(segment: bytes) -> list[Entry]:
 
 def with_entries(segment: bytes, entries: list[Entry]) -> bytes:
     """Return a segment with other records, each with a right checksum."""
-    return segment[:HEAD_BYTES] + b"".join(b"".join(pack_record(entry)) for entry in entries)
+    return segment[:HEAD_BYTES] + b"".join(b"".join(pack_record(*entry)) for entry in entries)
 
 
 def gradients_in(entries: list[Entry]) -> list[int]:

@@ -116,7 +116,7 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
     return _total(merged[0], delta, quick, replace_one and not quick)
 
 
-def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool = False) -> Total:
+def total_of_records(spent: Iterable[ShardSpent], delta: float) -> Total:
     """Return the largest total that any record can have.
 
     One cut may be looked at shard by shard, with the other cuts at their worst. That is a bound whichever cut
@@ -126,7 +126,7 @@ def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool =
     bounds = []
     for anchor, shards in shard_costs(everything).items():
         others = worst_record(item for item in everything if item.cut != anchor)
-        figures = [total((*others, *shard), delta, quick=quick) for shard in _largest(shards)]
+        figures = [total((*others, *shard), delta) for shard in _largest(shards)]
         bounds.append(max(figures, key=lambda figure: figure.epsilon))
     return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
 

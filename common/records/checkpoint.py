@@ -69,8 +69,6 @@ def unpack(content: bytes, packed: bytes) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one run."""
-
     run: Path
     power: bool = False  # whether they must survive a power failure
 

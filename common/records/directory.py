@@ -57,12 +57,12 @@ def run_of(manifest: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Return what produced a run; torch only where it was used."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    packages = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             if package != "torch" or "torch" in sys.modules:
-                found[package] = version(package)
-    return found
+                packages[package] = version(package)
+    return packages
 
 
 def machine_type() -> str:
@@ -146,7 +146,6 @@ class EventFile:
 
 
 def _is_event(line: bytes) -> bool:
-    """Tell whether a line is whole and one that a journal wrote."""
     try:
         record = plain_json(line)
     except ValueError:
@@ -184,7 +183,6 @@ class RunDirectory:
                 self._lock = -1
 
     def document(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write a JSON file."""
         self._file(name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
 
     def summary(self, summary: Mapping[str, Any]) -> None:
@@ -198,7 +196,6 @@ class RunDirectory:
         self._file("model.safetensors", ordered(save(tensors, metadata=dict(metadata))))
 
     def _file(self, name: str, content: bytes) -> None:
-        """Write a file as a whole or not at all."""
         temporary = self.path / f".{name}.tmp"
         try:
             temporary.write_bytes(content)

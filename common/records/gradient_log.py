@@ -105,9 +105,8 @@ def parse_head(content: bytes) -> SegmentHead:
     return SegmentHead(segment, incarnation, dimension)
 
 
-def pack_record(entry: Entry) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of a record for one gathered write; the body is not copied."""
-    kind, t, time, edge_id, body = entry
+def pack_record(kind: Kind, t: int, time: float, edge_id: EdgeId, body: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the parts of an entry's record for one gathered write; the body is not copied."""
     named = _filled(edge_id)
     front = _FRONT.pack(_MARK, kind, len(edge_id), 0, len(body), t, time)
     fill = bytes(-len(body) % 8)
@@ -166,9 +165,9 @@ class LogWriter:
     def path(self) -> Path:
         return self.folder / segment_name(self.segment)
 
-    def append(self, entry: Entry) -> None:
-        """Write a record; RecordsError where the disk does not take it, and then nothing of it stays."""
-        parts = pack_record(entry)
+    def append(self, kind: Kind, t: int, time: float, edge_id: EdgeId, body: bytes) -> None:
+        """Write an entry's record; RecordsError where the disk does not take it, and then nothing of it stays."""
+        parts = pack_record(kind, t, time, edge_id, body)
         size = sum(map(len, parts))
         try:
             written = os.writev(self._descriptor, parts)

@@ -41,8 +41,6 @@ Record = dict[str, Any]  # a line of events.jsonl
 
 @dataclass(slots=True)
 class RunRecords:
-    """The records of one run, counted."""
-
     path: Path
     manifest: dict[str, Any]
     summary: dict[str, Any]  # empty: the run did not get that far

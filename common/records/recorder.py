@@ -56,14 +56,15 @@ class Journal:
 
     def _applied(self, fact: GradientApplied, time: float | None) -> str:
         """Format the one record of the hot path by hand: a fifth of json.dumps' cost."""
-        edge_id = self._names.get(fact.edge_id)
-        if edge_id is None:
-            edge_id = self._names[fact.edge_id] = json.dumps(fact.edge_id)
+        edge, edge_id, sequence, version, t, staleness, stage, sensitivity = fact
+        name = self._names.get(edge_id)
+        if name is None:
+            name = self._names[edge_id] = json.dumps(edge_id)
         when = "" if time is None else f', "time": {time:.6f}'
         return (
-            f'{{"event": "gradient_applied", "edge": {fact.edge}, "edge_id": {edge_id}, '
-            f'"sequence": {fact.sequence}, "version": {fact.version}, "t": {fact.t}, '
-            f'"staleness": {fact.staleness}, "stage": {fact.stage}, "sensitivity": {fact.sensitivity!r}{when}}}\n'
+            f'{{"event": "gradient_applied", "edge": {edge}, "edge_id": {name}, '
+            f'"sequence": {sequence}, "version": {version}, "t": {t}, '
+            f'"staleness": {staleness}, "stage": {stage}, "sensitivity": {sensitivity!r}{when}}}\n'
         )
 
 

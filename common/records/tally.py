@@ -137,7 +137,6 @@ class EdgeTally:
     gone: str = ""  # reason, while it is gone
 
     def row(self, edge: int) -> dict[str, Any]:
-        """Return the edge's row of summary.json."""
         return {
             "edge": edge,
             "edge_id": self.edge_id,
@@ -152,8 +151,6 @@ class EdgeTally:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run."""
-
     staleness: Counter[int] = field(default_factory=Counter)
     edges: dict[int, EdgeTally] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
@@ -167,7 +164,8 @@ class Tally:
 
     def observe(self, fact: Fact) -> None:
         if type(fact) is GradientApplied:
-            self.add_update(fact.edge, fact.edge_id, fact.sequence, fact.t, fact.staleness)
+            edge, edge_id, sequence, _, t, staleness, _, _ = fact  # quicker than by name
+            self.add_update(edge, edge_id, sequence, t, staleness)
         else:
             self.take(record_of(fact))
 
@@ -196,7 +194,6 @@ class Tally:
                 self.halted = ""
 
     def add_update(self, k: int, edge_id: str, sequence: int, t: int, staleness: int) -> None:
-        """Count one update."""
         self.updates = t
         self.staleness[staleness] += 1
         edge = self.edges.get(k)

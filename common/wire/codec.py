@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient, Vector, is_finite, length
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome, quick
+from common.quantities import EdgeId, Vector, is_finite, length
 from common.wire import v1
 from common.wire.codings.registry import GRADIENT_MARKS
 
@@ -48,8 +48,7 @@ def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> Gradient
     )
     if not sequence:
         raise RemoteProtocolError("gradient: sequence 0; sequences count from 1")
-    gradient = NoisyGradient(vector)
-    return GradientArrived(edge_id, sequence, version, sensitivity, gradient, incarnation, norm)
+    return quick(GradientArrived, (edge_id, sequence, version, sensitivity, vector, incarnation, norm))
 
 
 def incarnation_of(payload: bytes) -> int | None:
@@ -93,7 +92,7 @@ def _hot_parts(
     finite = is_finite(raw) if norm is None else norm < math.inf
     if raw.ndim != 1 or not raw.size or not finite:
         raise LocalProtocolError(f"vector of shape {raw.shape}: must be flat, not empty and finite")
-    return header, raw.view(np.uint8).data
+    return header, memoryview(raw).cast("B")  # type: ignore[arg-type]  # typed from Python 3.12 on
 
 
 def _decode_hot(
@@ -111,7 +110,7 @@ def _decode_hot(
         raise RemoteProtocolError(f"{kind}: an integer of 2^63 or more")
     if not 0 <= sensitivity < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
-    vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
+    vector = np.frombuffer(payload, _FLOATS, -1, v1.HEADER_BYTES)
     norm = length(vector)
     if not norm < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: a number that is not finite")

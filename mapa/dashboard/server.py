@@ -67,8 +67,6 @@ _BEFORE = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The door in front of the page."""
-
     app: ASGIApp
     token: str | None = None  # None: no token is asked for, and only loopback's names are answered
 

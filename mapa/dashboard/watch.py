@@ -1,17 +1,18 @@
 """Runs as their pages show them: read on as they grow, counted and encoded once, told to all viewers of the stream.
 
-All of it runs in the server's event loop, in turns that are bounded; only ε is computed elsewhere.
+All of it runs in the server's event loop, in turns that are bounded; ε alone is computed in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,24 @@ from typing import Any
 from common.records.reader import EventTail, JsonFile
 from mapa import output
 from mapa.dashboard import sections
-from mapa.dashboard.accountant import Accountant, Answers
 from mapa.dashboard.folder import page_state
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
-from mapa.dashboard.spending import EdgeKinds, Spending
+from mapa.dashboard.spending import EdgeKinds, Question, Spending, epsilon
 
 _LISTED = 50  # events in one answer
 PERIOD = 0.4  # seconds between two looks, and at least between two messages to a viewer
 KEEP_ALIVE = 15.0  # seconds of silence after which a comment tells that the stream still is one
 KEPT = 8  # runs without a viewer that are kept, for one who comes back
 MOST_VIEWERS = 64
+_AT_ONCE = 4  # figures of ε that are computed in one turn: parts of a second
+_MOST_KNOWN = 10_000  # that are kept
 
 
 class Watch:
-    """A run that is looked at."""
-
-    def __init__(self, path: Path, known: Answers | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: Answers = {} if known is None else known  # of the accountant
+        self.known: dict[Question, float | None] = {}  # ε, as far as it is computed
         self.gathered = PageTally()
         self.version = 0  # goes up when a section has changed
         self.encoded: dict[str, tuple[int, bytes]] = {}  # by section: version and JSON
@@ -122,6 +122,16 @@ class Watch:
         unreadable = head["unreadable"] + self._tail.unreadable
         return {**head, "unreadable": unreadable, "behind": self.behind, "failed": list(self._failed)}
 
+    def missing(self) -> list[Question]:
+        """Return what of ε is to be computed first."""
+        return list(itertools.islice(self.spending.unanswered(), _AT_ONCE))
+
+    def answer(self, questions: Iterable[Question]) -> None:
+        """Compute ε; in a thread of its own, for it may take parts of a second."""
+        if len(self.known) > _MOST_KNOWN:
+            self.known = {}
+        self.known |= {question: epsilon(*question) for question in questions}
+
     def changed_since(self, version: int) -> bytes:
         """Return the sections that have changed since a version, as JSON; nothing where none has."""
         new = [
@@ -133,7 +143,7 @@ class Watch:
         """Return the newest events that fit, newest first; only the last updates and other events are kept."""
         gathered = self.gathered
         kept = sorted([*gathered.events, *gathered.last_updates], key=lambda one: one[0], reverse=True)
-        found = [
+        fitting = [
             {"number": number, **sections.plain(record)}
             for number, record in kept
             if (not before or number < before)
@@ -141,7 +151,7 @@ class Watch:
             and (not edge or edge in (str(record.get("edge")), record.get("edge_id")))
             and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
         ]
-        return {"events": found[:_LISTED], "more": len(found) > _LISTED, "total": gathered.number}
+        return {"events": fitting[:_LISTED], "more": len(fitting) > _LISTED, "total": gathered.number}
 
 
 def _encoded(value: object) -> bytes:
@@ -162,7 +172,7 @@ class Followed:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def look(self, most: float = math.inf) -> None:
-        """Read what is on disk in turns, to its end or for so many seconds; then encode what has changed."""
+        """Read what is on disk in turns, to its end or until `most` seconds are over; then encode what has changed."""
         until = time.monotonic() + most
         self.watch.read()
         while self.watch.behind and time.monotonic() < until:
@@ -172,7 +182,6 @@ class Followed:
             self.tell()
 
     def tell(self) -> None:
-        """Wake every viewer."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
@@ -181,14 +190,13 @@ class Followed:
             await self.look(PERIOD)
             await asyncio.sleep(0 if self.watch.behind else PERIOD)
 
-    async def account(self, accountant: Accountant) -> None:
-        """Let what ε is missing be computed, one question at a time."""
+    async def account(self) -> None:
+        """Compute what ε is missing beside the reading, which comes first."""
         while True:
-            question = None if self.watch.behind else next(self.watch.spending.unanswered(), None)
-            if question is None:  # or what is on record is still being read: that comes first
-                await asyncio.sleep(5 * PERIOD)
-            else:
-                await accountant.ask(question)
+            missing = [] if self.watch.behind else self.watch.missing()
+            if missing:
+                await asyncio.to_thread(self.watch.answer, missing)
+            await asyncio.sleep(0 if missing else 5 * PERIOD)
 
     async def close(self) -> None:
         ended, self.tasks = self.tasks, []
@@ -221,7 +229,6 @@ class Following:
     """All runs that are watched, or were a moment ago."""
 
     runs: OrderedDict[Path, Followed] = field(default_factory=OrderedDict)
-    accountant: Accountant = field(default_factory=Accountant)
 
     @property
     def viewers(self) -> int:
@@ -230,12 +237,11 @@ class Following:
     @contextlib.asynccontextmanager
     async def watching(self, path: Path) -> AsyncIterator[Followed]:
         """Follow a run as long as the context is open; its sections are there when it opens."""
-        run = self.runs.setdefault(path, Followed(Watch(path, self.accountant.known)))
+        run = self.runs.setdefault(path, Followed(Watch(path)))
         self.runs.move_to_end(path)
         run.viewers += 1
         if run.viewers == 1:
-            tasks = (run.follow(), run.account(self.accountant))
-            run.tasks = [asyncio.create_task(task) for task in tasks]
+            run.tasks = [asyncio.create_task(task) for task in (run.follow(), run.account())]
         try:
             if not run.watch.encoded:
                 await run.look(PERIOD)
@@ -247,8 +253,6 @@ class Following:
                 idle = [path for path, one in self.runs.items() if not one.viewers]
                 for path in idle[: max(0, len(idle) - KEPT)]:
                     del self.runs[path]
-                if not self.viewers:
-                    self.accountant.close()
 
     def end(self) -> None:
         """Let every stream come to its end: none does by itself, and a server that stops waits for them."""
@@ -259,4 +263,3 @@ class Following:
     async def close(self) -> None:
         for run in self.runs.values():
             await run.close()
-        self.accountant.close()

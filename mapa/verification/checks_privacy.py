@@ -186,7 +186,6 @@ def _charged(ledger: LedgerStatement, kind: ReleaseKind, run: CheckedRun) -> tup
 
 
 def _stated_charges(run: CheckedRun) -> dict[str, int]:
-    """Return the charges of each edge that the statement has."""
     stated = rows(table(run.files.summary, "privacy"), "edges")
     return {str(row.get("edge_id")): row["charges"] for row in stated if type(row.get("charges")) is int}
 

@@ -59,6 +59,7 @@ class _Row(BaseModel, strict=True):
     """What is the same in a row for an edge and for an evaluation: numbers that are computed with."""
 
     updates: _Count = 0
+    stage: _Count = 0
     edge: _Count = 0
     applied: _Count = 0
     last_sequence: Annotated[int, Field(ge=0, lt=_LONG)] = 0
@@ -81,7 +82,7 @@ class _Stated(BaseModel, strict=True):
 
 @dataclass
 class CheckedRun:
-    """A run, and what has been found out about it so far."""
+    """A run, and what is known of it so far."""
 
     files: RunFiles
     scenario: Scenario
@@ -170,7 +171,6 @@ class RecordedEvents:
         self._time = 0.0
 
     def write(self, text: str, /) -> None:
-        """Take a line of the recorder."""
         self.written = text
 
     @property
@@ -206,7 +206,7 @@ class RecordedEvents:
         match line.get("event"):
             case "evaluated":
                 evaluation = _evaluation({**line, "updates": line["t"]}, self.metrics)
-                if evaluation.stage not in self._stages(evaluation.updates):
+                if evaluation.stage not in _stages_after(evaluation.updates, self.tally):
                     return f"stage = {evaluation.stage!r:.40} after {evaluation.updates} updates"
                 recorder.evaluated(evaluation, time)
             case "halted":
@@ -256,13 +256,6 @@ class RecordedEvents:
             self.times = [*self.times[:1], time]
         return ""
 
-    def _stages(self, updates: int) -> set[int]:
-        """Return the stage of the last update, and that which was opened behind it; an algorithm may open none."""
-        if not self.tally.stages:
-            return {0, 1}
-        of_updates = {0: 0} | {row["t"]: row["stage"] for row in self.tally.stages}
-        return {of_updates[max(t for t in of_updates if t <= most)] for most in (updates, updates + 1)}
-
     def _follows(self, fact: Fact) -> str:
         """Say where a fact that no log shows contradicts those before it."""
         known = self.tally.edges.get(fact.edge) if isinstance(fact, GradientApplied | EdgeGone) else None
@@ -305,6 +298,14 @@ class RecordedEvents:
         if (joined.noise, given) == (own.name, own.parameters):
             return own
         return noise_law(joined.noise, given)
+
+
+def _stages_after(updates: int, tally: Tally) -> set[int]:
+    """Return the stage of the last update, and that which was opened behind it; an algorithm may open none."""
+    if not tally.stages:
+        return {0, 1}
+    of_updates = {0: 0} | {row["t"]: row["stage"] for row in tally.stages}
+    return {of_updates[max(t for t in of_updates if t <= most)] for most in (updates, updates + 1)}
 
 
 def has_record(fact: Fact) -> bool:
@@ -505,6 +506,10 @@ def _impossible(run: CheckedRun, own: _Stated) -> dict[str, str]:
         wrong["evaluations"] = f"evaluations after {at!r:.80} updates of {updates!r:.40}"
     elif odd := [t for t in at if t != updates and (not every or t % every)]:
         wrong["evaluations"] = f"evaluations after {odd!r:.80} updates: by the scenario every {every}"
+    elif run.replay is not None:
+        of = [row for row in own.evaluations if row.stage not in _stages_after(row.updates, run.replay.tally)]
+        if of:
+            wrong["evaluations"] = f"stage = {of[0].stage} after {of[0].updates} updates"
     return wrong
 
 

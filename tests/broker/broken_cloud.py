@@ -17,7 +17,7 @@ from cloud.server import CloudServer, Judged, JudgedGradient
 from cloud.service import CloudService
 from common.messages import Effect, GradientArrived
 from common.records.checkpoint import Checkpoints
-from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
+from common.records.gradient_log import Kind, LogWriter, pack_record
 from mapa.cli import main
 
 
@@ -101,15 +101,15 @@ def killed() -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def torn(log: LogWriter, entry: Entry) -> None:
+    def torn(log: LogWriter, *entry: Any) -> None:
         nonlocal left
-        left -= entry.kind is Kind.GRADIENT
+        left -= entry[0] is Kind.GRADIENT
         if left == 0:
-            record = b"".join(pack_record(entry))
+            record = b"".join(pack_record(*entry))
             with log.path.open("ab") as stream:
                 stream.write(record[: len(record) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
-        append(log, entry)
+        append(log, *entry)
 
     if step == "torn":
         LogWriter.append = torn  # type: ignore[method-assign]

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cloud.presence import ResendQueue
 from common.datasets.catalogue import data_directory
+from common.messages import GradientArrived, Hello
+from common.quantities import EdgeId, NoisyGradient
 from common.scenario.scenario import parse_scenario
-from common.wire.topics import EdgeTopic, edge_topic, run_id
+from common.transport import mqtt
+from common.transport.connection import MqttOptions, open_socket
+from common.wire import codec
+from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic, run_id
 from common.wire.v1 import payload_limit
 from experiments.bench.large_model import large_scenario
+from mapa import cloud_run
 from mapa.brokers import private_mosquitto
 from mapa.cloud_run import Setting
 from tests.broker.testbed_support import assert_applied_exactly_once, open_testbed
@@ -61,3 +72,75 @@ def test_four_megabyte_messages_train_over_a_broker_sized_for_them(
         assert set(assert_applied_exactly_once(bed, summary["updates"])) == {0, 1}
         assert set(summary["dropped"]) <= {"packet", "gradient"}
         assert [child.returncode for child in bed.edges] == [0, 0]
+
+
+@pytest.mark.usefixtures("mosquitto_installed")
+@pytest.mark.parametrize(
+    ("edges", "width", "max_unsent", "send_buffer"),
+    [
+        (12, 500, 3_000_000, 400_000),
+        pytest.param(20, 1000, None, None, marks=pytest.mark.extended),  # 80 MB, in limits as they are
+        pytest.param(2, 3162, None, None, marks=pytest.mark.extended),  # ten million parameters
+    ],
+)
+def test_first_models_that_the_broker_cannot_take_at_once_wait_and_cost_no_connection(
+    tmp_path: Path,
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    edges: int,
+    width: int,
+    max_unsent: int | None,
+    send_buffer: int | None,
+) -> None:
+    """All of them leave in one turn of the loop, K·4N bytes, each behind a welcome; then every edge trains."""
+    n, held = width * width, list[str]()
+    if max_unsent is not None and send_buffer is not None:
+        monkeypatch.setattr(cloud_run, "MqttOptions", partial(MqttOptions, max_unsent=max_unsent))
+
+        def opened(options: MqttOptions) -> socket.socket:
+            made = open_socket(options)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            return made
+
+        monkeypatch.setattr(mqtt, "open_socket", opened)
+        add = ResendQueue.add
+        monkeypatch.setattr(
+            ResendQueue, "add", lambda queue, topic, message: held.append(topic) or add(queue, topic, message)
+        )
+    values = large_scenario(edges=edges, iterations=1_000_000)
+    values |= {"model": {**values["model"], "options": {"width": width}}, "evaluation": {"every": 0}}
+    limit = payload_limit(n)
+    with (
+        private_mosquitto(tmp_path / "broker", max_payload=limit) as broker,
+        open_testbed(broker.address, tmp_path, values, edges_at_least=edges) as bed,
+    ):
+        run, service, zeros = run_id(bed.run), bed.cloud.service, NoisyGradient(np.zeros(n, np.float32))
+        fleet, answered = connect(broker, "fleet"), Counter[str]()
+
+        def answer(topic: str, payload: bytes) -> None:
+            edge_id = parse_edge_topic(topic).edge_id
+            model = codec.decode_model(edge_id, payload, n)
+            answered[edge_id] += 1
+            gradient = GradientArrived(
+                edge_id, model.acknowledged + 1, model.version, model.sensitivity, zeros, model.incarnation
+            )
+            fleet.channel.publish(
+                edge_topic(run, edge_id, EdgeTopic.GRADIENT), codec.encode_gradient(gradient)
+            )
+
+        def begin() -> None:
+            fleet.channel.subscribe(every_edge(run, EdgeTopic.MODEL), answer)
+            for k in range(edges):
+                edge_id = EdgeId(f"edge-{k}")
+                hello = Hello(
+                    edge_id=edge_id, nonce=codec.new_nonce(), incarnation=service.server.incarnation
+                )
+                fleet.channel.publish(edge_topic(run, edge_id, EdgeTopic.HELLO), codec.encode(hello), qos=1)
+
+        fleet.loop.post(begin)
+        bed.wait(lambda: service.server.updates >= 2 * edges)
+        assert service.traffic.lost_connections == 0
+        assert len(answered) == edges
+        assert len(held) > 0 or max_unsent is None
+        bed.cloud.loop.post(lambda: service.halt("interrupted"))
+        assert set(assert_applied_exactly_once(bed, bed.finish()["updates"])) == set(range(edges))

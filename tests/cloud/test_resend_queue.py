@@ -59,10 +59,11 @@ def test_only_the_newest_model_of_an_edge_is_kept() -> None:
     bed.hello("a")
     for sequence in (1, 2, 3):
         bed.gradient("a", sequence)
-    assert channel.refused == 4
+    assert channel.refused == 1
     assert len(bed.service.models.waiting) == 1
     channel.full = False
     bed.gradient("a", 4)  # its answer takes the place of what was owed
+    assert models(bed) == 0
     bed.broker.advance(1.0)
     assert models(bed) == 1
 
@@ -80,3 +81,19 @@ def test_nothing_is_tried_without_a_connection_nor_after_the_halt() -> None:
     bed.broker.advance(5.0)
     assert models(bed) == 0
     assert not bed.service.models.waiting
+
+
+def test_models_that_wait_are_sent_in_turn_and_new_ones_behind_them() -> None:
+    """Else the edges whose models were taken would take the room of the others, again and again."""
+    bed = Bed()
+    channel = Choked(bed)
+    for edge in "abc":
+        bed.hello(edge)
+    bed.broker.advance(0.25)
+    bed.gradient("a", 1)
+    channel.full = False
+    bed.gradient("b", 1)
+    before = len(bed.broker.published)
+    bed.broker.advance(1.0)
+    sent = [topic.split("/")[4] for topic, _ in bed.broker.published[before:] if topic.endswith("/model")]
+    assert sent == ["a", "b", "c"]

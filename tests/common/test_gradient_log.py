@@ -35,7 +35,7 @@ def written(run: Path, entries: list[Entry], per_segment: int = 100) -> list[Pat
     for number, entry in enumerate(entries):
         if number and number % per_segment == 0:
             log.next_segment()
-        log.append(entry)
+        log.append(*entry)
     log.close()
     return LogReader(run).segments
 
@@ -75,7 +75,7 @@ def test_a_tail_cut_at_any_byte_is_reported_and_what_is_whole_stays(tmp_path: Pa
     content = segment.read_bytes()
     ends = [40]
     for entry in ENTRIES:
-        ends.append(ends[-1] + sum(map(len, pack_record(entry))))
+        ends.append(ends[-1] + sum(map(len, pack_record(*entry))))
     assert ends[-1] == len(content)
     for size in range(len(content)):
         segment.write_bytes(content[:size])
@@ -95,7 +95,7 @@ def test_one_bit_flipped_anywhere_is_damage_but_in_the_last_record_where_it_is_a
 ) -> None:
     (segment,) = written(tmp_path, ENTRIES)
     content = segment.read_bytes()
-    last = len(content) - sum(map(len, pack_record(ENTRIES[-1])))
+    last = len(content) - sum(map(len, pack_record(*ENTRIES[-1])))
     for place in range(len(content)):
         flipped = bytearray(content)
         flipped[place] ^= 1 << place % 8

@@ -35,8 +35,7 @@ class Process:
     def __init__(self, state: Path, slots: list[str], wire: Path) -> None:
         self.turn: list[Callable[[], None]] = []
         self.wire = os.open(wire, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.waits: list[float] = []
-        self.journals = Journals(self._later)
+        self.journals = Journals(self.turn.append)
         self.directory = StateDirectory(state)
         self.slots = [self.directory.take([name]) for name in slots]
         self.ledgers = {
@@ -46,10 +45,6 @@ class Process:
             ledger.open(account())
             for sequence, payload in ledger.pending(RUN):
                 assert payload == bytes_of(name, sequence)
-
-    def _later(self, wait: float, call: Callable[[], None]) -> None:
-        self.waits.append(wait)
-        self.turn.append(call)
 
     def debit(self, slot: str) -> None:
         ledger = self.ledgers[slot]
@@ -267,22 +262,6 @@ def test_edges_of_a_process_share_one_sync(process: Process, monkeypatch: pytest
     assert {len(left) for left in sent_of(process).values()} == {3}
 
 
-def test_on_a_slow_disk_a_turn_waits_for_those_that_the_last_one_had_but_not_for_long(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(10**6))
-    monkeypatch.setattr("edge.journal.time.monotonic", lambda: next(clock) / 128)  # a sync takes 1/128 s
-    process.take_turns(1)
-    assert process.waits == [0.0]
-    process.take_turns(1)
-    assert process.waits == [0.0, 1 / 256, 0.0]  # for the first one, and once all three are there
-    process.debit("1")
-    process.turn.pop()()
-    process.debit("1")
-    assert process.waits[3:] == [1 / 256, 0.0]  # the last one was alone
-    process.turn.pop()()
-
-
 def sent_of(process: Process) -> dict[str, list[int]]:
     return sent(process.directory.folder.parent / "wire")
 
@@ -399,7 +378,7 @@ def test_a_gradient_leaves_after_the_sync_of_its_turn_and_not_at_all_after_an_en
     tmp_path: Path,
 ) -> None:
     turn: list[Callable[[], None]] = []
-    ledger = SqliteLedger(tmp_path, journals=Journals(lambda _, call: turn.append(call)))
+    ledger = SqliteLedger(tmp_path, journals=Journals(turn.append))
     stage = Stage(ledger=ledger)
     stage.welcome()
     stage.model()

@@ -5,23 +5,29 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from common.accounting.releases import Budget
 from common.datasets.dataset import Dataset, Samples
-from common.messages import SendModel
+from common.messages import Presence, SendModel
 from common.models.model import Model
 from common.models.registry import make_model
+from common.own_code import is_allowed, only_code
 from common.scenario import parts
+from common.transport.connection import BrokerAddress
 from common.transport.loop import SelectorLoop
-from common.wire.codec import encode_model
-from edge.fleet import BackgroundThread
+from common.wire.codec import encode, encode_model
+from edge.fleet import BackgroundThread, EdgeFleet, FleetSettings
+from edge.policy import OperatorPolicy
+from edge.session import EXIT_DONE
 from edge.sqlite_ledger import SqliteLedger
-from tests.core_support import small_scenario, small_world
-from tests.edge_support import LIFE, Stage, prepared, welcome_of
+from tests.core_support import small_dataset, small_scenario, small_world
+from tests.edge_support import CLOUD, LIFE, RUN, Stage, prepared, private_scenario, welcome_of
 from tests.program_support import PATIENCE
 
 ROWS, SHAPE, EDGES = 20_000, (8, 8), 20
@@ -109,11 +115,13 @@ def test_the_loop_goes_on_beside_a_job_and_raises_what_it_raised() -> None:
         background(gate.wait, told.append)
         loop.call_later(0.0, gate.set)  # the job waits for the loop
         assert loop.serve(lambda: told == [True], until=loop.now() + PATIENCE)
+        with only_code(["a:B"]):
+            background(lambda: is_allowed("c:D"), told.append)
         background(fail, told.append)
         with pytest.raises(ZeroDivisionError):
             loop.serve(lambda: False, until=loop.now() + PATIENCE)
         background.end()
-    assert told == [True]
+    assert told == [True, False]
 
 
 def test_an_end_does_not_wait_for_a_job_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +132,36 @@ def test_an_end_does_not_wait_for_a_job_without_end(monkeypatch: pytest.MonkeyPa
         background(gate.wait, lambda _: None)
         background.end()
         gate.set()
+
+
+def test_sigterm_does_not_wait_for_the_accountant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def account(*_: object) -> int:
+        asked.set()
+        answer.wait()
+        return 1
+
+    monkeypatch.setattr("edge.fleet.max_charges_apart", account)
+    monkeypatch.setattr("edge.fleet._LAST_JOB", 0.01)
+    monkeypatch.setattr(EdgeFleet, "_load", lambda *_: small_dataset())
+    settings = FleetSettings(
+        run=RUN,
+        broker=BrokerAddress("127.0.0.1", 1),  # none is there: only its word is played
+        data_dir=tmp_path,
+        state_dir=tmp_path / "state",
+        policy=OperatorPolicy(budget=Budget(2.0, 1e-5), allow_seed=True),
+    )
+    fleet = EdgeFleet(settings, lambda _: None)
+    fleet._enlist()
+    [edge] = fleet.clients
+    edge.on_connected()
+    edge.on_presence("cloud", encode(Presence(True, CLOUD, LIFE)))
+    known = {"nonce": edge.nonce, "number": edge.session.hellos, "incarnation": LIFE}
+    edge.on_answer("welcome", encode(replace(welcome_of(private_scenario(), **known), edge_id=edge.edge_id)))
+    fleet.loop.serve(lambda: asked.is_set() or edge.exit_code is not None)
+    assert edge.exit_code is None
+    fleet._leave(EXIT_DONE)
+    assert edge.exit_code == EXIT_DONE
+    fleet._release()
+    answer.set()

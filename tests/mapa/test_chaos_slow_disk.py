@@ -29,10 +29,10 @@ def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
     slow_disk.slow_writes(file, "edge")
     log = LogWriter(tmp_path, 1, 3, 1, power=False)
     entry = Entry(Kind.GRADIENT, 1, 0.0, EdgeId("edge-1"), b"bytes")
-    log.append(entry)
+    log.append(*entry)
     assert waits == []
     file.touch()
-    log.append(entry)
+    log.append(*entry)
     assert log.records == 2
     log.close()
     assert len(waits) == 1

@@ -128,48 +128,6 @@ def test_a_stage_that_is_cut_off_is_a_warning_beside_the_json(mapa: Mapa) -> Non
     assert exact.err == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("", ["epsilon", "required"]),
-        ("--epsilon 0", ["epsilon = 0.0", "≥ 1e-09 and ≤ 1e+09"]),
-        ("--epsilon nan", ["epsilon = nan", "≥ 1e-09"]),
-        ("--epsilon 0.1 --epsilon -1", ["epsilon = -1.0"]),
-        ("--epsilon 1e-200", ["epsilon = 1e-200", "≥ 1e-09"]),
-        (
-            "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
-            ["epsilon: requires", "gamma-norm", "takes noise_multiplier"],
-        ),
-        ("--epsilon 0.1 --noise gaussian --dimension 5", ["epsilon"]),
-        ("--noise gaussian --dimension 5", ["noise_multiplier", "required"]),
-        ("--noise gaussian --noise-multiplier 1", ["dimension", "required"]),
-        ("--noise gamma-norm --epsilon 1", ["dimension", "required"]),
-        ("--noise gamma-norm --epsilon 1 --dimension 0", ["dimension = 0", "at least 1"]),
-        ("--noise-multiplier 1", ["noise_multiplier", "gaussian"]),
-        ("--noise laplace --epsilon 1", ["dimension", "required"]),
-        ("--noise cauchy --epsilon 1", ["cauchy", "'exponential-norm'", "'laplace'", "package.module:Class"]),
-        ("--noise-parameter epsilon", ["--noise-parameter 'epsilon'", "NAME=VALUE"]),
-        ("--noise-parameter epsilon=much", ["epsilon=much", "number"]),
-        ("--noise-parameter scale=1", ["scale: requires", "exponential-norm, which takes epsilon"]),
-        ("--epsilon 0.1 --theta 1", ["theta = 1.0", "between 0 and 1"]),
-        ("--epsilon 0.1 --delta 0", ["delta = 0.0", "between 0 and 1"]),
-        ("--epsilon 0.1 --tau-max -1", ["tau_max = -1", "at least 0"]),
-        ("--epsilon 0.1 --batch-size 0", ["batch_size = 0", "at least 1"]),
-        ("--epsilon 0.1 --sigma 1e200", ["float64"]),
-        ("--epsilon 0.1 --rule halve", ["rule = 'halve'", "theta", "table"]),
-        ("--noise laplace", ["epsilon: required with --noise laplace"]),
-        ("--epsilon 0.1 --batch-size many", ["--batch-size", "integer"]),
-        ("--epsilon 0.1 --colour red", ["--colour"]),
-    ],
-)
-def test_a_wrong_schedule_exits_with_2_and_says_why(mapa: Mapa, options: str, words: list[str]) -> None:
-    done = mapa(*BARE, *options.split(), "--json")
-    assert done.code == 2
-    assert done.out == ""
-    for word in words:
-        assert word in done.err
-
-
 # -- simulate ---------------------------------------------------------------------------------------------
 
 
@@ -194,46 +152,6 @@ def test_a_person_gets_a_table_and_where_the_records_are(mapa: Mapa, scenario: s
     (run,) = (tmp_path / "elsewhere").iterdir()
     assert run.name in done.out
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--set", "edge=5"], ["edge = 5", "unknown key", "edges"]),
-        (["--set", "edges=0"], ["edges = 0", "≥ 1"]),
-        (["--set", "edges=five"], ["edges = 'five'", "integer"]),
-        (["--set", "edges=true"], ["edges = True", "integer"]),
-        (["--set", "algorithm.theta=2"], ["algorithm.theta = 2", "< 1"]),
-        (["--set", "algorithm.name=fedavg"], ["algorithm.name = 'fedavg'", "'csgd'"]),
-        (["--set", "privacy.noise=cauchy"], ["privacy.noise = 'cauchy'", "'gaussian'"]),
-        (["--noise-parameter", "scale=1"], ["privacy.scale = 1: unknown key", "epsilon"]),
-        (["--set", "privacy.noise=gaussian"], ["noise_multiplier"]),
-        (["--set", "iterations="], ["iterations: missing"]),
-        (["--set", "iterations"], ["--set 'iterations'", "KEY=VALUE"]),
-        (["--set", "iterations.many=1"], ["iterations is not a table"]),
-        (["--set", "delays.kind=recorded", "--set", "delays.file=no.csv"], ["delays.file = 'no.csv'"]),
-        (["--set", "batch_size=5000", "--set", "data.sampler=poisson"], ["batch_size = 5000", "shard"]),
-        (["--set", "privacy.epsilon_floor=2"], ["epsilon = 1.0", "floor"]),
-        (["--set", "algorithm.first_clip=1e-200"], ["algorithm.first_clip = 1e-200", "≥ 1e-09"]),
-        (["--set", "model.name=nobody"], ["model.name = 'nobody'", "lr"]),
-        (["--set", "data.set=nobody"], ["data.set = 'nobody'", "mnist-5k"]),
-        (["--engine", "quick"], ["engine = 'quick'", "vectorised"]),
-        (["--engine", "vectorised", "--set", "delays.kind=constant"], ["engine = 'vectorised'", "cyclic"]),
-        (["--engine", "block", "--set", "data.sampler=shuffled"], ["data.sampler = 'shuffled'"]),
-        (["--seed", "-1"], ["seed = -1", "≥ 0"]),
-        (["--edges", "0"], ["edges = 0", "≥ 1"]),
-    ],
-)
-def test_a_mistake_exits_with_2_names_itself_and_writes_nothing(
-    mapa: Mapa, scenario: str, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    done = mapa("simulate", scenario, "--json", *arguments)
-    assert done.code == 2, (done.out, done.err)
-    for word in words:
-        assert word in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from mapa.commands.options import REPORTING
 from mapa.reference import cli_page, commands, options_of
 from mapa.scenario_files import load_scenario, shipped_names
 from tests.mapa.test_cli import SMALL
-from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, start_mapa
+from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, run_program, start_mapa
 
 PROBE = """
 import sys
@@ -38,14 +37,8 @@ print(code, *sorted(heavy), file=sys.stderr)
 
 
 def imported_by(*words: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *words],
-        cwd=cwd,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = run_program(sys.executable, "-c", PROBE, *words, env=env, cwd=cwd)
     return done.stderr.splitlines()[-1]
 
 
@@ -147,9 +140,7 @@ def test_any_error_is_one_line(
 
 
 def test_quiet_and_verbose_exclude_each_other(mapa: Mapa) -> None:
-    done = mapa("simulate", "quickstart", "-q", "-v")
-    assert done.code == 2
-    assert "at most one" in done.err
+    assert "at most one" in mapa.refusal("simulate", "quickstart", "-q", "-v")
 
 
 def test_quiet_prints_the_result_alone_and_verbose_prints_lines(mapa: Mapa, tmp_path: Path) -> None:
@@ -288,4 +279,4 @@ def test_scenarios_are_shown_side_by_side(mapa: Mapa) -> None:
     assert {row["model"] for row in only} == {"lr"}
     assert {row["data"] for row in only} == {"usps"}
     assert "quickstart" in mapa("scenarios").out
-    assert json.loads(mapa("scenarios", "--model", "nobody", "--json").out) == []
+    assert mapa.rows("scenarios", "--model", "nobody") == []

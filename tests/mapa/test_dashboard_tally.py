@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from common.records import reader as reading
 from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
-from mapa.dashboard.accountant import Accountant, Question, answer
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
-from mapa.dashboard.watch import Watch
+from mapa.dashboard.watch import Followed, Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
 from tests.verification_support import spoiled
 
@@ -31,53 +30,6 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
-ROW: dict[str, Any] = {"edge": 0, "edge_id": "a", "applied": 1, "joins": 1, "gone": "", "last_sequence": 1}
-ROW |= {"staleness_mean": 0.0, "staleness_max": 0, "link": None, "round_trip_ms": 1.0, "asked_delay_ms": 1.0}
-ROW |= {"epsilon": 1.0, "releases": 1, "reason": "", "method": "pld"}
-STAGE = {
-    "stage": 1,
-    "t": 1,
-    "sensitivity": 1.0,
-    "variance": 1.0,
-    "learning_rate": 0.1,
-    "length": 5,
-    "tau_max": 2,
-}
-SUMMARY: dict[str, Any] = {
-    "updates": 1,
-    "iterations": 2,
-    "seconds": 1.0,
-    "reason": "finished",
-    "warning": "",
-    "best_accuracy": 0.5,
-    "metrics": [{"name": "accuracy", "better": "higher", "share": True}],
-    "staleness": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 1),
-    "edges": [ROW],
-    "network": [ROW],
-    "refused": {"old": 1},
-    "dropped": {"size": 1},
-    "stages": [STAGE],
-    "privacy": {"edges": [ROW], "words": ["w"], "epsilon": 1.0, "delta": 1e-5},
-    "evaluations": [{"updates": 1, "stage": 1, "accuracy": 0.5, "loss": 1.0}],
-}
-MAPA = {"name": "mapa", "rule": "chebyshev"}
-MAPA |= dict.fromkeys(("smoothness", "sigma", "theta", "delta", "loss_gap", "radius"), 0.5)
-MANIFEST: dict[str, Any] = {
-    "name": "n",
-    "started": "2026-01-01T00:00:00+00:00",
-    "shard_sizes": [100],
-    "scenario": {
-        "edges": 1,
-        "iterations": 2,
-        "seed": 1,
-        "links": [],
-        "local": {},
-        "batch_size": 8,
-        "algorithm": MAPA,
-        "privacy": {"clipping": "per-sample", "scope": "all", "total_epsilon": 2.0, "total_delta": 1e-5},
-        "data": {"set": "mnist-5k", "sampler": "poisson", "largest_batch": None},
-    },
-}
 
 
 def hostile(value: object) -> str:
@@ -109,8 +61,18 @@ def sections(watch: Watch) -> dict[str, Any]:
     return json.loads(watch.changed_since(-1))  # type: ignore[no-any-return]
 
 
-def answered(watch: Watch, question: Question) -> None:
-    watch.known[question] = answer(question)
+def asked(watch: Watch) -> list[int]:
+    """Return the numbers of releases whose ε is to be computed."""
+    return [releases for _, releases, _, _ in watch.missing()]
+
+
+def accounted(watch: Watch) -> dict[str, Any]:
+    """Return the sections once all questions are answered."""
+    sections(watch)
+    while missing := watch.missing():
+        watch.answer(missing)
+        sections(watch)
+    return sections(watch)
 
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
@@ -178,14 +140,24 @@ def test_hostile_records_are_counted_and_never_break_a_page(
     watch.listed()
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("ended"), iterations=10, edges=2)
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any, recorded: bool
+    ended: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    value: Any,
+    recorded: bool,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    for name, document in (("manifest.json", MANIFEST), ("summary.json", SUMMARY)):
+    for name in ("manifest.json", "summary.json"):
+        document = json.loads((ended / name).read_text())
         for _ in range(data.draw(st.integers(0, 4))):
             document = spoiled(data, document, ODD)
         (path / name).write_text(hostile(document))
@@ -197,7 +169,7 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     )
     watch = Watch(path)
     assert sections(watch)["head"]["failed"] == []
-    list(watch.spending.unanswered())
+    watch.missing()
     json.dumps(RunsFolder(path.parent).lines(), allow_nan=False)
 
 
@@ -294,82 +266,36 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     watch = Watch(path)
     sections(watch)
-    missing = list(watch.spending.unanswered())
-    assert [question.releases for question in missing] == [
-        4,
-        3,
-        2,
-        1,
-    ]  # what is spent by now is asked for first
-    for question in missing:
-        answered(watch, question)
-    assert not list(watch.spending.unanswered())
-    curve = sections(watch)["privacy"]["curves"][0]
+    assert asked(watch) == [4, 3, 2, 1]  # the newest first
+    curve = accounted(watch)["privacy"]["curves"][0]
     assert curve["epsilon"] == sorted(curve["epsilon"])
     assert curve["epsilon"][-1] == stated["epsilon"]
     assert curve["releases"][-1] == stated["releases"]
 
 
 @pytest.mark.slow
-def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of_the_grid(
-    tmp_path: Path,
-) -> None:
-    path = simulated(tmp_path, iterations=13, edges=1, algorithm={"tau_max": 1})
-    stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
-    (path / "summary.json").unlink()
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["scenario"]["privacy"]["total_epsilon"] = stated["epsilon"]  # what 13 releases cost, and not 14
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    watch = Watch(path)
-    sections(watch)
-    asked = 0
-    while missing := next(watch.spending.unanswered(), None):
-        answered(watch, missing)
-        asked += 1
-    assert asked < 14
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)  # none is on its way: none may be
-    watch.gathered.tally.edges[0].last_sequence = 12
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)
-
-
-@pytest.mark.slow
-def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path) -> None:
+def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent_nor_above_its_budget(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=5, edges=1, algorithm={"tau_max": 1})
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     (path / "summary.json").unlink()
     watch = Watch(path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["last_sequence"] == stated["releases"] == 5
-    assert (lane["epsilon"], lane["epsilon_of"]) == (None, None)  # nothing is computed yet
-    missing = list(watch.spending.unanswered())
-    assert [question.releases for question in missing] == [
-        6,
-        8,
-        4,
-        3,
-        2,
-        1,
-    ]  # the bound of now, and the next one
-    answered(watch, missing[0])
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert lane["epsilon_of"] == 6
-    assert lane["epsilon"] > stated["epsilon"]
-    watch.gathered.tally.edges[0].last_sequence = 6
-    assert (
-        next(watch.spending.unanswered()).releases == 8
-    )  # a point of the grid that is reached: one more may be on its way
-    watch.gathered.tally.edges[0].last_sequence = 5
+    assert (lane["epsilon"], lane["epsilon_of"], lane["epsilon_pending"]) == (None, None, True)
+    assert asked(watch) == [6, 10, 4, 3]  # the bound of now: one more may be on its way; and one for later
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"] > stated["epsilon"], lane["epsilon_of"]) == (True, 6)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["scenario"]["privacy"]["release_caps"] = [5]
+    manifest["scenario"]["privacy"]["release_caps"] = [5]  # none is on its way: none may be
     (path / "manifest.json").write_text(json.dumps(manifest))
     watch.refresh()
-    question = next(watch.spending.unanswered())
-    assert question.releases == 5  # a cap below the next point of the grid
-    answered(watch, question)
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert lane["epsilon"] == stated["epsilon"]
+    assert asked(watch) == [5]
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"] >= stated["epsilon"], lane["epsilon_of"]) == (True, 5)
+    manifest["scenario"]["privacy"]["total_epsilon"] = stated["epsilon"]  # by Rényi DP 5 releases cost more
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"], lane["epsilon_exact"]) == (stated["epsilon"], False)
 
 
 def test_what_is_not_shown_is_counted(tmp_path: Path) -> None:
@@ -441,19 +367,10 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
     return path
 
 
-def accounted(watch: Watch) -> dict[str, Any]:
-    """Return the sections once all questions are answered."""
-    sections(watch)
-    while missing := next(watch.spending.unanswered(), None):
-        answered(watch, missing)
-    return sections(watch)
-
-
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.accountant.epsilon", lambda _, releases, __: 0.1 * releases)
-    monkeypatch.setattr("mapa.dashboard.accountant.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
+    monkeypatch.setattr("mapa.dashboard.watch.epsilon", lambda _, releases, *__: 0.1 * releases)
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -475,11 +392,11 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
             last = {key: curve[key][-1] for key in ("epsilon", "t", "releases")}
             assert last == {"epsilon": lane["epsilon"], "t": spent, "releases": spent}
             assert curve["epsilon"] == sorted(curve["epsilon"])
-        missing = next(watch.spending.unanswered(), None)
-        if missing is None:
+        missing = watch.missing()[:1]
+        if not missing:
             assert lane["epsilon"] is not None
             break
-        answered(watch, missing)
+        watch.answer(missing)
     else:
         pytest.fail("the questions do not end")
 
@@ -488,8 +405,8 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
 def test_an_edge_that_passed_its_budget_is_shown_with_what_it_spent(tmp_path: Path) -> None:
     watch = Watch(write_budgeted(tmp_path, 1.35, 17))
     (lane,) = accounted(watch)["fleet"]["edges"]
-    assert lane["epsilon"] == pytest.approx(2.4)
-    assert lane["epsilon_of"] == 24
+    assert lane["epsilon"] == pytest.approx(1.9)
+    assert lane["epsilon_of"] == 19
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -509,25 +426,29 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0
 
 
-def test_the_accountant_is_a_process_of_its_own_that_may_end_at_any_time() -> None:
-    kind = release_kind(SCENARIO, 100, {"noise": "gaussian", "noise_multiplier": 4.0})
-    assert kind is not None
-    of_two, of_three, of_budget = (
-        Question(kind, 1e-5, 2),
-        Question(kind, 1e-5, 3),
-        Question(kind, 1e-5, 0, 1.0),
-    )
+def test_a_long_run_is_read_in_turns_and_encoded_once_for_all_viewers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK", 2000)
+    monkeypatch.setattr(reading, "LONGEST", 1000)
+    encoded: list[object] = []
+    usual = watch_module._encoded
+    monkeypatch.setattr(watch_module, "_encoded", lambda value: encoded.append(value) or usual(value))
+    run = Followed(Watch(write_live_run(tmp_path, "first", *(applied(t) for t in range(1, 101)))))
 
-    async def ask() -> Accountant:
-        accountant = Accountant()
-        await accountant.ask(of_two)
-        abandoned = asyncio.create_task(accountant.ask(of_three))
-        await asyncio.sleep(0)  # it is asked
-        abandoned.cancel()
-        await asyncio.gather(abandoned, return_exceptions=True)
-        await accountant.ask(of_budget)
-        accountant.close()
-        return accountant
+    async def viewed() -> None:
+        await run.look(0)
+        assert run.watch.behind
+        assert 0 < json.loads(run.watch.changed_since(-1))["head"]["updates"] < 100
+        await run.look()
+        viewers = [run.messages() for _ in range(2)]
+        one, other = [await anext(viewer) for viewer in viewers]
+        assert one == other
+        assert json.loads(one.removeprefix(b"data: "))["head"]["updates"] == 100
+        for viewer in viewers:
+            await viewer.aclose()
 
-    known = asyncio.run(ask()).known
-    assert known == {question: answer(question) for question in (of_two, of_budget)}
+    asyncio.run(viewed())
+    assert len(encoded) == 2 * len(run.watch.encoded)  # once a look
+    assert not run.watch.refresh()
+    assert len(encoded) == 2 * len(run.watch.encoded)  # nothing was new

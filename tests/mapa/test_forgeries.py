@@ -14,19 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from common.quantities import EdgeId
 from common.records.checkpoint import pack, unpack
 from common.records.directory import ordered
-from common.records.gradient_log import Entry, Kind
+from common.records.gradient_log import Entry
 from common.scenario.scenario import parse_scenario
 from mapa.recording import record_simulation
-from mapa.releases import privacy_of, releases_of
+from mapa.releases import privacy_of
 from mapa.simulation.simulator import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Status, is_verified
 from mapa.verification.checks_privacy import why_not_private
-from mapa.verification.replay import LogReplay, start_of
-from mapa.verification.untrusted_files import RunFiles
 from mapa.verification.verify import verify
 from tests.core_support import small_dataset, small_scenario
 from tests.verification_support import (
@@ -39,7 +36,6 @@ from tests.verification_support import (
     SUMMARY,
     Change,
     Parts,
-    entries_of,
     gradients_in,
     in_json,
     in_log,
@@ -49,7 +45,6 @@ from tests.verification_support import (
     nudged,
     parts_of,
     rewritten,
-    with_entries,
     without,
 )
 
@@ -70,6 +65,7 @@ BASES: dict[str, Callable[[Path], Path]] = {
     "unlogged": lambda runs: logged_run(runs, iterations=30, keep=False, records=UNLOGGED, **PRIVATE),
     "simulated": _simulated,
     "simulated, logged": lambda runs: _simulated(runs, records={"keep_gradients": True}),
+    "without events": lambda runs: _simulated(runs, records={"keep_gradients": True, "events": False}),
 }
 
 
@@ -175,55 +171,6 @@ def unlog(parts: Parts) -> None:
     no_log(parts)
     rescenario(parts, lambda scenario: scenario["records"].update(keep_gradients=False))
     filled(7)(parts)
-
-
-def cut_in_half(parts: Parts) -> None:
-    """Let the run end at half its updates, by an interruption that log, events, summary, ε and model tell alike."""
-    value, stated = read(parts[MANIFEST]), read(parts[SUMMARY])
-    half, entries = stated["updates"] // 2, entries_of(parts[SEGMENT])
-    end = next(place for place in gradients_in(entries) if entries[place].t == half + 1)
-    moment = entries[end].time
-    kept = [*entries[:end], Entry(Kind.HALT, half + 1, moment, EdgeId(""), b"interrupted")]
-    parts[SEGMENT] = with_entries(parts[SEGMENT], kept)
-    lines = [json.loads(line) for line in parts[EVENTS].splitlines()]
-    at = next(
-        place
-        for place, line in enumerate(lines)
-        if line["event"] == "gradient_applied" and line["t"] == half + 1
-    )
-    last = {"event": "halted", "t": half, "reason": "interrupted", "time": round(moment, 6)}
-    lines = [line for line in lines[:at] if line["event"] != "evaluated"] + [last]
-    parts[EVENTS] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    run = {
-        name.removeprefix("run/"): memoryview(one) for name, one in parts.items() if name.startswith("run/")
-    }
-    files = RunFiles(run)
-    start = start_of(files, parse_scenario(value["scenario"]))
-    replay = LogReplay.of(files, start)
-    accounts = sorted(replay.server.edges.values(), key=lambda account: account.index)
-    assert start.model is not None
-    seconds = replay.times[1] - replay.times[0]
-    for key in [key for key in stated if key.startswith(("final_", "best_"))]:
-        del stated[key]
-    stated |= {
-        **replay.tally.summary(start.model.metrics),
-        "reason": "interrupted",
-        "seconds": seconds,
-        "iterations_per_second": half / seconds if seconds else None,
-        "releases": [releases_of(one, replay.restarts, replay.tally, begun=True)[1] for one in accounts],
-    }
-    for row, account in zip(stated["network"], accounts, strict=True):
-        mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)
-        row |= {"applied": account.applied, "staleness_mean": mean}
-    write(parts, SUMMARY, stated)
-    restate(parts)
-    result, layout = replay.server.result, start.model.layout
-    remodel(
-        parts,
-        lambda tensors: tensors.update(
-            {"x": result, **{one.name: result[one.slice].reshape(one.shape).copy() for one in layout}}
-        ),
-    )
 
 
 def weaker_noise(parts: Parts) -> None:
@@ -399,6 +346,7 @@ def one_more_line(**changes: Any) -> Change:
 
 EPSILON = in_summary(lambda value: value["privacy"].update(epsilon=value["privacy"]["epsilon"] * 0.99))
 INTERRUPTED = in_event("halted", reason="interrupted")
+MORE_RELEASES = at(LEDGER, releases=10**9, charges=10**9)
 NOTHING = at(SUMMARY, privacy={"words": ["Nothing was released."], "edges": []})
 A_REFUSAL = {"event": "gradient_refused", "edge_id": "edge-x", "sequence": 1, "t": 1, "reason": "duplicate"}
 FORGERIES: tuple[
@@ -421,8 +369,7 @@ FORGERIES: tuple[
     *((base, "releases", restated(one_less)) for base in ("simulated", "logged")),
     # ledgers
     *(("shuffled", "ledgers", at(LEDGER, charges=charges)) for charges in (1, 10)),
-    ("logged", "ledgers", cut_in_half),
-    *((base, "ledgers", at(LEDGER, releases=10**9, charges=10**9)) for base in ("logged", "unlogged")),
+    *((base, "ledgers", MORE_RELEASES) for base in ("logged", "unlogged")),
     ("unlogged", "ledgers", weaker_noise_in_events),
     ("logged", "ledgers", larger_shards),
     ("seeded", LEDGER, at(LEDGER, charges=0)),
@@ -518,6 +465,8 @@ FORGERIES: tuple[
     ("seeded", "evaluations", at(SUMMARY, metrics=[])),
     ("logged", "evaluations", an_evaluation_of_its_own),
     ("simulated", "evaluations", at(SUMMARY, final_accuracy=0.99)),
+    ("without events", "evaluations", at(SUMMARY, "evaluations", 0, stage=9)),
+    ("without events", "summary", at(SUMMARY, "evaluations", 0, accuracy=1.5)),
     # events.jsonl
     ("simulated", "events", drop("gradient_applied", 9)),
     ("seeded", "events", in_event("gradient_applied", staleness=7)),
@@ -568,8 +517,12 @@ def test_the_run_itself_is_verified(bundles: Callable[[str], Path], base: str) -
     assert is_verified(verify(bundles(base), (), unlogged=base in ("unlogged", "simulated")))
 
 
-def test_a_run_cut_in_half_is_found_by_its_ledgers_alone(bundles: Callable[[str], Path]) -> None:
-    """All else is consistent: without ledgers it is a run that was interrupted, and no record can show another."""
-    checks = verify(rewritten(bundles("logged"), cut_in_half), ())
-    assert {one.name for one in checks if one.status is Status.FAILED} == {"ledgers"}
-    assert is_verified(verify(rewritten(bundles("logged"), both(cut_in_half, no_ledgers)), ()))
+def test_releases_that_no_record_of_the_run_shows_are_found_by_its_ledgers_alone(
+    bundles: Callable[[str], Path],
+) -> None:
+    """They may be of a run that was cut off, or of a later one of the name."""
+    bundle = bundles("logged")
+    wrong = [one for one in verify(rewritten(bundle, MORE_RELEASES), ()) if one.status is Status.FAILED]
+    assert [(one.name, one.part) for one in wrong] == [("ledgers", LEDGER)]
+    assert "of a later run of the name" in wrong[0].detail
+    assert is_verified(verify(rewritten(bundle, both(MORE_RELEASES, no_ledgers)), ()))

@@ -24,10 +24,10 @@ from common.noise.gaussian import Gaussian
 from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
-from mapa.cli import main
 from mapa.commands.ledger import ledger_command
 from tests.mechanism_support import SHUFFLED
 from tests.mechanism_support import release_kind as kind
+from tests.program_support import Mapa
 
 ONE, OTHER = "a" * 64, "b" * 64
 BUDGETS = [(0.1, 1e-5), (0.7, 1e-6), (2.0, 1e-5), (2.0, 1e-12), (4.0, 1e-3)]  # (ε, δ)
@@ -173,16 +173,11 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
     epsilon: float,
     delta: float,
     clipping: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    mapa: Mapa,
 ) -> None:
     asked = f"--releases {releases} --batch-size {batch} --shard {shard} --sampler {sampler} --clipping {clipping}"
-    command = f"mapa calibrate --total-epsilon {epsilon} --total-delta {delta} {asked}"
-    monkeypatch.setattr("sys.argv", command.split())
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    [printed] = re.findall(r"z = (\d+\.\d{6})$", capsys.readouterr().out.strip())
+    command = f"calibrate --total-epsilon {epsilon} --total-delta {delta} {asked}"
+    [printed] = re.findall(r"z = (\d+\.\d{6})$", mapa(*command.split()).out.strip())
     mechanism = Mechanism(None, batch, SAMPLERS.make(sampler, {}), CLIPPINGS.make(clipping, {}))
     this = ReleaseKind(replace(mechanism, law=Gaussian(float(printed))), shard)
     spent = total([Spent(this, this.charges(releases))], delta, replace_one=False).epsilon
