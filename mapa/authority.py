@@ -471,7 +471,7 @@ def _read_register(path: Path) -> Register:
         )
         for entry in register.entries:
             int(entry.serial, 16)
-        moments = [one.until for one in (*register.entries, *register.invitations)]
+        moments = [entry.until for entry in register.entries] + [one.until for one in register.invitations]
         moments += [entry.revoked for entry in register.entries if entry.revoked is not None]
         if any(datetime.fromisoformat(moment).tzinfo is None for moment in moments):
             raise ValueError("a time without a zone")

@@ -243,7 +243,7 @@ def _give_passwords(folder: Path, authority: Authority, place: str, names: list[
     files = (path for path in sorted(folder.glob("edges/*/accounts/*")) if not path.name.startswith("."))
     every = {path.name: path.read_text().strip() for path in files}
     every[CLOUD] = (folder / CLOUD / "password").read_text().strip()
-    write_passwords(folder / "broker" / "passwords", every)
+    write_passwords(folder / "broker", every)
     print(
         f"{folder / place}: {len(names)} password{'s' * (len(names) > 1)}; a running broker reads them at SIGHUP"
     )
