@@ -203,6 +203,18 @@ def test_an_edges_password_is_worth_nothing_at_the_clouds_port(shipped: Site, co
     assert cloud.losses == 0
 
 
+def test_what_else_lies_among_the_secrets_keeps_no_broker_from_starting(
+    tmp_path: Path, connect: Connect
+) -> None:
+    site = Site(tmp_path, {"cloud": "c", "e1": "1"})
+    (site.files / "lost+found").mkdir(parents=True)
+    (site.files / "link").symlink_to("nowhere")
+    for name in ("-rf", "a b", "*", ".hidden"):
+        (site.files / name).write_text("x")
+    with site.running():
+        connect(site.edges, "e1", credentials=site.credentials("e1"))
+
+
 @pytest.mark.slow
 def test_a_new_password_is_known_at_sighup_or_by_the_containers_own_look(tmp_path: Path) -> None:
     for in_container in (False, True):
