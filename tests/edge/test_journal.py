@@ -234,6 +234,7 @@ def test_an_idle_edge_s_debit_outlives_every_lap_of_the_files(tmp_path: Path) ->
     def work() -> None:
         process = Process(tmp_path / "state", ["0", "1"], tmp_path / "wire")
         process.take_turns(1)
+        process.ledgers["0"].debit(RUN, 2, bytes_of("0", 2))  # the first one is not acknowledged
         for _ in range(40):
             process.debit("1")
             process.turn.pop()()
@@ -243,7 +244,7 @@ def test_an_idle_edge_s_debit_outlives_every_lap_of_the_files(tmp_path: Path) ->
     check(tmp_path / "state", ["0", "1"], tmp_path / "wire")
     assert (tmp_path / "state" / "0" / FILES[0]).stat().st_size < 2 * len(storage._ZEROS)
     with SqliteLedger(tmp_path / "state" / "0") as ledger:
-        assert ledger.pending(RUN) == [(1, bytes_of("0", 1))]
+        assert ledger.pending(RUN) == [(1, bytes_of("0", 1)), (2, bytes_of("0", 2))]
     with SqliteLedger(tmp_path / "state" / "1") as ledger:
         assert ledger.standing(RUN).charges == 41
 
