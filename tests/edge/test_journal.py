@@ -169,7 +169,7 @@ class Cut:
 
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_ROOM", 1500)
+    monkeypatch.setattr(storage, "_ROOM", 700)
     monkeypatch.setattr(storage, "_ROUNDS", 2)
 
 
@@ -184,6 +184,9 @@ def test_at_every_moment_of_a_turn_what_left_was_debited_once(tmp_path: Path, po
         Cut(moment, power).install()
         process = Process(place / "state", slots, place / "wire")
         process.take_turns(3)
+        journal = process.journals._newest
+        assert journal is not None
+        assert journal._generation > 1  # a file was full: that moment was among them
         process.close()
 
     moment, ended = 0, -signal.SIGKILL
