@@ -20,7 +20,8 @@ from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, LogWriter
 from common.wire.codec import decode_hello, decode_leave, encode
-from common.wire.v1 import HEADER_BYTES
+from common.wire.codings.registry import EVERY, GRADIENT_MARKS, Marked
+from common.wire.v1 import GRADIENT_MARK, HEADER_BYTES
 
 EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
@@ -183,8 +184,12 @@ def _kind_of(judged: Judged) -> Kind:
             assert_never(judged)
 
 
-def take_again(entry: Entry, server: CloudServer) -> tuple[Event | None, list[Effect]]:
+def take_again(
+    entry: Entry, server: CloudServer, codings: Marked = EVERY
+) -> tuple[Event | None, list[Effect]]:
     """Take an entry of a log through a server again, to resume or to verify; nothing is sent.
+
+    `codings`: those that the run's gradients may have.
 
     Return its event, if it is of one, and its effects; raise LogDamagedError if no cloud can have logged it here.
     """
@@ -199,7 +204,7 @@ def take_again(entry: Entry, server: CloudServer) -> tuple[Event | None, list[Ef
             if server.halted is not None or not 0 < len(entry.body) <= _REASON:
                 raise ValueError("a halt after the halt, or without a reason")
             return None, server.halt(entry.body.decode("ascii"))
-        event = _event_of(entry, server.model.size)
+        event = _event_of(entry, server.model.size, codings)
         judged = server.judge(event)
         if not judged.changes or _kind_of(judged) is not entry.kind:
             raise ValueError(f"a {entry.kind.name} of {entry.edge_id} that no cloud would have logged")
@@ -208,11 +213,13 @@ def take_again(entry: Entry, server: CloudServer) -> tuple[Event | None, list[Ef
         raise LogDamagedError(f"log record of t = {entry.t}: {error}") from error
 
 
-def _event_of(entry: Entry, dimension: int) -> Event:
+def _event_of(entry: Entry, dimension: int, codings: Marked) -> Event:
     if entry.kind is Kind.HELLO:
         return decode_hello(entry.edge_id, entry.body)
     if entry.kind is Kind.LEAVE:
         return decode_leave(entry.edge_id, entry.body)
+    if (mark := entry.body[: len(GRADIENT_MARK)]) in GRADIENT_MARKS - {GRADIENT_MARK, *codings}:
+        raise ValueError(f"a gradient in {EVERY[mark][0].name}, a coding that this run does not have")
     arrived, expected = entry.arrived, dimension if entry.kind is Kind.GRADIENT else 0
     if arrived.gradient.size != expected:
         raise ValueError(f"{arrived.gradient.size} numbers, N = {expected}")

@@ -37,6 +37,7 @@ from common.records.regular import MOST_JSON, MOST_MODEL, table
 from common.records.tally import Tally
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario, parse_scenario
+from common.wire.codings.registry import Marked, marked
 from edge.worker import EdgeWorker, Shard, worker_for
 from mapa.recording import ENGINES
 from mapa.scenario_files import changed_by
@@ -98,6 +99,7 @@ class RunStart:
     server: CloudServer  # with x₁
     model: Model | None  # None: it cannot be made here, and need not be
     derived: bool  # x₁ follows from the scenario; else it is as recorded
+    codings: Marked  # of the run's messages
 
 
 def start_of(files: RunFiles, scenario: Scenario) -> RunStart:
@@ -135,7 +137,7 @@ def start_of(files: RunFiles, scenario: Scenario) -> RunStart:
     sized = model or cast(Model, SimpleNamespace(dimension=len(x)))  # all that its terms need
     terms = terms_for(scenario, sized, edges_at_least=edges_at_least)
     server = CloudServer(terms=terms, model=x, begin=partial(begin, scenario), incarnation=head.incarnation)
-    return RunStart(server, model, derived is not None)
+    return RunStart(server, model, derived is not None, marked(scenario.every_coding))
 
 
 def _derived(model: Model, seed: int | None) -> Vector | None:
@@ -181,6 +183,7 @@ class LogReplay:
     """What the log amounts to, once a server has taken it again."""
 
     server: CloudServer
+    codings: Marked  # that its gradients may have
     tally: Tally = field(default_factory=Tally)
     facts: list[Fact] = field(default_factory=list)  # in order
     received: int = 0  # gradients in the log, each once
@@ -189,7 +192,7 @@ class LogReplay:
     @classmethod
     def of(cls, files: RunFiles, start: RunStart) -> LogReplay:
         """Take the whole log; raise UnreadableError as `steps` does."""
-        replay = cls(start.server)
+        replay = cls(start.server, start.codings)
         deque(replay.steps(files), maxlen=0)
         return replay
 
@@ -209,7 +212,7 @@ class LogReplay:
         with quiet_overflow():
             for segment, entry in files.entries():
                 try:
-                    event, effects = take_again(entry, self.server)
+                    event, effects = take_again(entry, self.server, self.codings)
                 except LogDamagedError as error:
                     raise UnreadableError(segment, error) from error
                 self.received += entry.kind is Kind.GRADIENT
@@ -415,7 +418,7 @@ def _replay(files: RunFiles, data_dir: Path, question: ReplayQuestion) -> Replay
     world, missing = _world(scenario, files.manifest, data_dir)
     if question.remake and world is None:
         raise ConfigurationError(f"--remake: {missing}")
-    log = LogReplay(start.server)
+    log = LogReplay(start.server, start.codings)
     gradients = counterfactual = None
     if scenario.seed is not None and question.gradients and world is not None:
         gradients = GradientComparison(gradients_of(world), log.server, question.every)

@@ -65,6 +65,9 @@ BASES: dict[str, Callable[[Path], Path]] = {
     "unlogged": lambda runs: logged_run(runs, iterations=30, keep=False, records=UNLOGGED, **PRIVATE),
     "simulated": _simulated,
     "simulated, logged": lambda runs: _simulated(runs, records={"keep_gradients": True}),
+    "coded": lambda runs: _simulated(
+        runs, records={"keep_gradients": True}, compression={"gradients": "int8"}
+    ),
     "without events": lambda runs: _simulated(runs, records={"keep_gradients": True, "events": False}),
 }
 
@@ -349,6 +352,14 @@ INTERRUPTED = in_event("halted", reason="interrupted")
 MORE_RELEASES = at(LEDGER, releases=10**9, charges=10**9)
 NOTHING = at(SUMMARY, privacy={"words": ["Nothing was released."], "edges": []})
 A_REFUSAL = {"event": "gradient_refused", "edge_id": "edge-x", "sequence": 1, "t": 1, "reason": "duplicate"}
+
+
+def in_other_codings(*names: str) -> Change:
+    """Say that the run's gradients had other codings than those in the log."""
+    table = {"gradients": "float32", "offered": list(names)}
+    return lambda parts: rescenario(parts, lambda scenario: scenario.update(compression=table))
+
+
 FORGERIES: tuple[
     tuple[str, str, Change], ...
 ] = (  # the run, the check or part that fails, and what is changed
@@ -367,6 +378,8 @@ FORGERIES: tuple[
     ("simulated", "releases", at(SUMMARY, releases=[1, 1, 1])),
     *((base, "releases", restated(one_each)) for base in ("simulated", "unlogged")),
     *((base, "releases", restated(one_less)) for base in ("simulated", "logged")),
+    # codings that no cloud of the run would have taken
+    *(("coded", "replay", in_other_codings(*names)) for names in ((), ("float16",))),
     # ledgers
     *(("shuffled", "ledgers", at(LEDGER, charges=charges)) for charges in (1, 10)),
     *((base, "ledgers", MORE_RELEASES) for base in ("logged", "unlogged")),

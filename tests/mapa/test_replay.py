@@ -156,7 +156,8 @@ def test_without_the_data_it_says_what_was_not_checked(mapa: Mapa, copy: Path) -
 def logged_arrivals(path: Path) -> tuple[Any, list[tuple[GradientArrived, GradientApplied]]]:
     files = of_directory(path)
     scenario = scenario_of(files.manifest)
-    steps = LogReplay(start_of(files, scenario).server).steps(files)
+    start = start_of(files, scenario)
+    steps = LogReplay(start.server, start.codings).steps(files)
     applied = [
         (event, effect)
         for event, effects in steps
