@@ -217,7 +217,13 @@ class EnrolmentServer:
 
         self._authority, self._enrolled = authority, enrolled
         self.signing = threading.Lock()  # from a signature until its answer is sent
-        self._server = _Server(listen, Handler, self._context(host))
+        context = self._context(host)
+        try:
+            self._server = _Server(listen, Handler, context)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--address {listen[0]} --port {listen[1]}: cannot listen there ({error.strerror or error})"
+            ) from error
         self.port = int(self._server.server_address[1])
 
     def _context(self, host: str) -> ssl.SSLContext:

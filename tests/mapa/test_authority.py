@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import stat
 import threading
@@ -474,6 +475,14 @@ def test_the_server_ends_after_the_last_answer(
     assert sent.is_set()
     edge.join()
     assert (tmp_path / "north" / "cert.pem").exists()
+
+
+def test_a_port_that_is_taken_is_said(authority: Authority) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigurationError, match=r"--address 127\.0\.0\.1 --port \d+: cannot listen there"),
+    ):
+        EnrolmentServer(authority, "localhost", taken.getsockname(), lambda _: None, lambda _: None)
 
 
 def test_a_text_that_is_no_token_is_refused_without_being_repeated() -> None:
