@@ -36,8 +36,8 @@ class RunsFolder:
         """Return the names of all runs, the newest first, and how many more folders hold records under other names."""
         try:
             here = list(self.path.iterdir())
-            found = [path for one in here if (path := self.find(one.name)) is not None]
-            return [path.name for path in sorted(found, key=_began, reverse=True)], sum(map(_unnamed, here))
+            named = [path for one in here if (path := self.find(one.name)) is not None]
+            return [path.name for path in sorted(named, key=_began, reverse=True)], sum(map(_unnamed, here))
         except OSError as error:
             raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
 

@@ -143,7 +143,7 @@ class Watch:
         """Return the newest events that fit, newest first; only the last updates and other events are kept."""
         gathered = self.gathered
         kept = sorted([*gathered.events, *gathered.last_updates], key=lambda one: one[0], reverse=True)
-        found = [
+        fitting = [
             {"number": number, **sections.plain(record)}
             for number, record in kept
             if (not before or number < before)
@@ -151,7 +151,7 @@ class Watch:
             and (not edge or edge in (str(record.get("edge")), record.get("edge_id")))
             and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
         ]
-        return {"events": found[:_LISTED], "more": len(found) > _LISTED, "total": gathered.number}
+        return {"events": fitting[:_LISTED], "more": len(fitting) > _LISTED, "total": gathered.number}
 
 
 def _encoded(value: object) -> bytes:
@@ -172,7 +172,7 @@ class Followed:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def look(self, most: float = math.inf) -> None:
-        """Read what is on disk in turns, to its end or for so many seconds; then encode what has changed."""
+        """Read what is on disk in turns, to its end or until `most` seconds are over; then encode what has changed."""
         until = time.monotonic() + most
         self.watch.read()
         while self.watch.behind and time.monotonic() < until:
