@@ -387,7 +387,7 @@ class CloudService:
     def _send_model(self, topic: str, effect: SendModel) -> None:
         """Send a model; where some wait for room or a connection it waits behind them, or fast edges starve others."""
         if not self.models.waiting:
-            if self.channel.publish(topic, *codec.model_parts(effect)):
+            if self._publish_model(topic, effect):
                 return
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(

@@ -71,7 +71,7 @@ class FleetSettings:
     policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     credentials: Credentials = field(default_factory=Credentials)
     connect_timeout: float = 60.0
-    accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
+    accounts: Mapping[str, Credentials] | None = None  # by edge id; None: all have `credentials`
     own: OwnData | None = None  # records that these edges bring themselves
     metrics: socket.socket | None = None  # None: no metrics are served
     report_every: float | None = None  # seconds between two lines of progress; None: doubled each time
@@ -202,14 +202,12 @@ class EdgeFleet:
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts, credentials = self.settings.accounts, self.settings.credentials
-        if accounts is not None:
-            credentials = replace(credentials, username=edge_id, password=accounts[edge_id])
+        accounts = self.settings.accounts
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            credentials=credentials,
+            credentials=self.settings.credentials if accounts is None else accounts[edge_id],
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
@@ -253,7 +251,8 @@ class EdgeFleet:
         assert client.preparation is not None  # it names the link
         streams = streams_for(client.preparation.scenario.seed)
         generator = streams.at(client.preparation.worker.index, Purpose.LINK, 0)
-        return self.relays.open(link, self.settings.broker, generator).address
+        relay = self.relays.open(link, self.settings.broker, generator).address
+        return replace(relay, path=self.settings.broker.path)
 
     def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges."""

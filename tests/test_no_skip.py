@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import EXTENDED, STATISTICS
-from tests.program_support import PATIENCE, ROOT
+from tests.program_support import ROOT, run_program
 
 CONFTEST = ROOT / "tests" / "conftest.py"
 TESTS = """
@@ -47,14 +47,8 @@ def small(tmp_path: Path) -> Pytest:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MAPA_NO"))}
 
     def run(*options: str, no_skip: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "."],
-            cwd=tmp_path,
-            env={**environ, "MAPA_NO_SKIP": no_skip, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        env = {**environ, "MAPA_NO_SKIP": no_skip, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return run_program(sys.executable, "-m", "pytest", *options, ".", env=env, cwd=tmp_path)
 
     return run
 

@@ -437,7 +437,7 @@ class DeviceTable(Table):
         ge=1,
         le=LARGEST_SLOWDOWN,
         allow_inf_nan=False,
-        description="a gradient takes so many times as long",
+        description="how many times as long a gradient takes",
     )
     jitter: NonNegative | None = Field(
         None, le=LARGEST_JITTER, description="lognormal: σ of the logarithm; uniform: ± this share"

@@ -35,7 +35,7 @@ def test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once(
     assert summary["staleness"]["max"] > 0
 
 
-@pytest.mark.parametrize("away", [0, 30])
+@pytest.mark.parametrize("away", [0, pytest.param(30, marks=pytest.mark.extended)])
 def test_a_broker_that_is_away_for_a_while_loses_and_doubles_nothing(
     mosquitto: Broker, tmp_path: Path, away: float
 ) -> None:

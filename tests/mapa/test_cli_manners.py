@@ -21,7 +21,7 @@ from mapa.commands.options import REPORTING
 from mapa.reference import cli_page, commands, options_of
 from mapa.scenario_files import load_scenario, shipped_names
 from tests.mapa.test_cli import SMALL
-from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, start_mapa
+from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, run_program, start_mapa
 
 PROBE = """
 import sys
@@ -37,14 +37,8 @@ print(code, *sorted(heavy), file=sys.stderr)
 
 
 def imported_by(*words: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *words],
-        cwd=cwd,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = run_program(sys.executable, "-c", PROBE, *words, env=env, cwd=cwd)
     return done.stderr.splitlines()[-1]
 
 
