@@ -41,7 +41,7 @@ def _checksum(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_the_bytes_of_a_record_are_the_same_by_every_library(tmp_path: Path) -> None:
     """A log may be read where another library computes its checksums."""
     content = written(tmp_path, ENTRIES)[0].read_bytes()
-    assert zlib.crc32(content) == 0x8ed27a05
+    assert zlib.crc32(content) == 0x8ED27A05
 
 
 def gradient(number: int, edge: str = "edge-1") -> Entry:
