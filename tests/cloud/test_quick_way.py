@@ -129,7 +129,6 @@ def told(path: Path, case: str, seed: int, *, quick: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("case", HISTORIES)
 def test_both_ways_leave_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, seed: int
