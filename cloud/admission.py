@@ -108,6 +108,7 @@ class Terms:
     local_rate: float = 0.0  # ρ_local between them
     devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
     caps: Sequence[int] = ()  # R_k, cycled over k; none: all edges keep one pace
+    stretch: float = 1.0  # factor by which a coding lengthens a vector at most
 
     def cap(self, index: int) -> float:
         """Return how many gradients of edge k the run takes."""
@@ -162,19 +163,21 @@ class Terms:
         if law is None:
             return math.inf
         tail = law.relative_tail_of_mean(self.noised_dimension, steps or self.steps)
-        return (1 + _ROUNDING) * (self.most_samples / 2 + tail)
+        return (1 + _ROUNDING) * self.stretch * (self.most_samples / 2 + tail)
 
     def regular_part(self, law: NoiseLaw | None, sensitivity: float, longest: float) -> float:
         """Return the length that λx adds to g̃ at most, where no model that was sent is longer than `longest`.
 
+        A model is lengthened by its coding on the way to the edge, and its part in g̃ on the way back.
         Local steps move x: x⁽ᵉ⁾ = (1 − γλ)x⁽ᵉ⁻¹⁾ − γg, with γ = ρ_local/C and g a release without its regulariser.
         """
+        longest *= self.stretch
         if self.steps > 1 and law is not None and self.regularization:
             rate = 2 * self.local_rate / (self.batch_size * sensitivity)
             moved = rate * sensitivity * self.reach(law, steps=1)
             for _ in range(self.steps - 1):
                 longest = max(longest, abs(1 - rate * self.regularization) * longest + moved)
-        return 1.001 * self.regularization * longest
+        return 1.001 * self.stretch * self.regularization * longest
 
     @property
     def moment_limit(self) -> float:

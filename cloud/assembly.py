@@ -26,6 +26,7 @@ from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
+from common.wire.codings.registry import CODINGS, PLAIN
 
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
@@ -47,6 +48,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         local_rate=scenario.work.local_rate,
         devices=[device.name or "custom" for device in scenario.devices],
         caps=tuple(privacy.release_caps or ()),
+        stretch=max((CODINGS[name].stretch for name in scenario.every_coding if name != PLAIN), default=1.0),
     )
 
 
@@ -92,7 +94,7 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     An update is the mean of E noised gradients, so its z is smaller by √E.
     """
     dimension = noised_dimension(scenario, model)
-    laws = [scenario.law(k) for k in range(scenario.workers)]
+    laws = scenario.laws()
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
     multipliers = [2 * math.sqrt(moment / dimension / scenario.work.releases()) for moment in moments]
     releases = _shares(scenario)
@@ -143,7 +145,7 @@ def begun(scenario: Scenario, model: Model) -> Algorithm:
 
 def own_moment(scenario: Scenario, model: Model) -> float:
     """Return v, the largest v_k of the scenario's own edges; the mean of E releases has v/E."""
-    laws = {scenario.law(k) for k in range(scenario.workers)}
+    laws = set(scenario.laws())
     dimension = noised_dimension(scenario, model)
     moments = (law.relative_second_moment(dimension) for law in laws if law is not None)
     return max(moments, default=0.0) / scenario.work.releases()
@@ -152,7 +154,7 @@ def own_moment(scenario: Scenario, model: Model) -> float:
 def check_own_edges(scenario: Scenario, model: Model) -> None:
     """Raise ConfigurationError where a limit of the run refuses one of the scenario's own edges."""
     terms = terms_for(scenario, model, edges_at_least=1)
-    first = {scenario.law(k): k for k in reversed(range(scenario.workers))}  # edge with this law
+    first = {law: k for k, law in reversed([*enumerate(scenario.laws())])}  # edge with this law
     for law, k in sorted(first.items(), key=lambda item: item[1]):
         try:
             if law is not None:

@@ -243,6 +243,7 @@ class CloudServer:
             incarnation=self.incarnation,
             nonce=hello.nonce,
             number=hello.number,
+            coding=hello.coding,
         )
         if news:
             device = self.terms.device(account.index)

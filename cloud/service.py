@@ -17,12 +17,14 @@ from common import messages
 from common.errors import RemoteProtocolError
 from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
 from common.quantities import EdgeId, RunId
+from common.randomness import CounterStreams, Purpose
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets
 from common.transport.channel import UNREAD, Channel, Loop, RetainedMessageError
 from common.wire import codec
+from common.wire.codings.registry import Marked, compress, expand, marked
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
 from common.wire.v1 import HEADER_BYTES
 
@@ -74,6 +76,7 @@ class Peer:
     turnarounds: int = 0
     turnaround_sum: float = 0.0  # seconds from a model's sending to the gradient's arrival
     left: bool = False  # it has said that it goes: another process of this id is no duplicate
+    asked: str | None = None  # the coding that it asks for
 
     def heard(self, now: float) -> None:
         self.seen = now
@@ -151,6 +154,10 @@ class CloudService:
     evaluations: Evaluations = field(init=False)
     models: ResendQueue[SendModel] = field(init=False)  # that the channel has not taken
     _allowance: Allowance = field(init=False)
+    _codings: Marked = field(init=False)  # that the run's messages may have; none: all are sent as they are
+    _dither: CounterStreams = field(
+        init=False
+    )  # of coded models: a version has the same bytes whenever it is sent
     _held: list[tuple[list[Effect], float]] = field(default_factory=list)  # until the log is on disk
     _warned: int = 0
     _told: int = 0  # edges that the operator was last told to be here
@@ -162,6 +169,9 @@ class CloudService:
             self.run, own, incarnation, self.loop, self.channel, self._warn, self.dropped
         )
         self._allowance = Allowance(self.scenario.testbed.resend_after)
+        self._codings = marked(self.scenario.every_coding)
+        seed = self.scenario.seed
+        self._dither = CounterStreams.seeded(incarnation if seed is None else seed)
         self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, self.say)
         self.models = ResendQueue(self.loop, self._publish_model, lambda: self.channel.connected)
 
@@ -241,9 +251,15 @@ class CloudService:
     def on_gradient(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
+<<<<<<< HEAD
             if self.quick and quick_way.take(self, edge_id, payload):
                 return
             arrived = codec.decode_gradient(edge_id, payload, self.server.model.size)
+=======
+            size = self.server.model.size
+            plain = expand(payload, self._codings, size) if self._codings else payload
+            arrived = codec.decode_gradient(edge_id, plain, size)
+>>>>>>> main
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
             raise
@@ -360,6 +376,7 @@ class CloudService:
             case Welcome():
                 topic = edge_topic(self.run, effect.edge_id, EdgeTopic.MODEL)
                 self.peers.welcomed(effect.edge_id, effect.nonce, now, topic)
+                self.peers[effect.edge_id].asked = effect.coding
             case messages.Refuse() | messages.Halt():
                 pass
             case _:
@@ -389,6 +406,11 @@ class CloudService:
                 self.traffic.replies.observe(self.loop.now() - now)
             return
         if not self.models.waiting:
+<<<<<<< HEAD
+=======
+            if self._publish_model(topic, effect):
+                return
+>>>>>>> main
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(
                 f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
@@ -396,14 +418,21 @@ class CloudService:
         self.models.add(topic, effect)
 
     def _publish_model(self, topic: str, effect: SendModel) -> bool:
+        if self._codings:
+            return self.channel.publish(topic, self._coded(effect))
         return self.channel.publish(topic, *codec.model_parts(effect))
+
+    def _coded(self, effect: SendModel) -> bytes:
+        peer, index = self.peers[effect.edge_id], self.server.edges[effect.edge_id].index
+        rng = self._dither.at(0, Purpose.MODEL_CODING, effect.version)
+        return compress(codec.encode_model(effect), self.scenario.codings(index, peer.asked).models, rng)
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
         edge_id, former = welcome.edge_id, self.peers.get(welcome.edge_id)
         replaces = former is not None and not former.left and former.nonce != welcome.nonce
         if former is not None and replaces and now - former.seen < self.scenario.testbed.silent_after:
             self._warn(f"{edge_id}: duplicate process for this edge id")
-        scenario, seed = self.scenario.for_edge(welcome.index), self.scenario.seed
+        scenario, seed = self.scenario.for_edge(welcome.index, welcome.coding), self.scenario.seed
         payload = codec.encode(replace(welcome, scenario=scenario, seed=seed))
         self.channel.publish(edge_topic(self.run, edge_id, EdgeTopic.WELCOME), payload, qos=1)
 

@@ -33,6 +33,7 @@ class Hello:
     number: int = 1  # of this hello among those of its process
     incarnation: int = 0  # of the run that it is meant for
     preparing: bool = False  # it has its records still to read: it says hello again when it can train
+    coding: str | None = None  # that it asks for, both ways, where the run offers it
 
 
 class GradientArrived(NamedTuple):
@@ -82,6 +83,7 @@ class Welcome:
     incarnation: int = 0  # of the run
     nonce: str = ""  # of the hello that it answers
     number: int = 1  # of the hello that it answers
+    coding: str | None = None  # that the hello asks for; never sent: the scenario says what is agreed
 
 
 @dataclass(frozen=True, slots=True)

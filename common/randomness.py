@@ -33,6 +33,8 @@ class Purpose(IntEnum):
     AUDIT = 10
     DEVICE = 11
     AVAILABILITY = 12
+    GRADIENT_CODING = 13
+    MODEL_CODING = 14
 
 
 def new_incarnation() -> int:

@@ -25,6 +25,7 @@ TIMEOUT = 600.0  # seconds; it needs two, or a minute where PLDs are wide
 MOST_KINDS = 8  # kinds of releases that are accounted in one process; each asks for itself
 _STEPS = 8  # marks in an octave: a bound is that of at most 9 % more charges
 _FIRST = 64  # charges that the first question goes up to; each further one goes four times as far
+_asked: set[subprocess.Popen[str]] = set()  # accountants that have not answered yet
 _MARKS = sorted({round(2 ** (step / _STEPS)) for step in range(40 * _STEPS)})
 
 # ε at δ of each number of charges of a kind; None: no finite one.
@@ -45,21 +46,30 @@ def max_charges_apart(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...
     return charges
 
 
+def end_accountants() -> None:
+    """End those under way: nobody awaits their answers any more."""
+    for process in list(_asked):
+        process.kill()
+
+
 def _ask(**question: Any) -> Any:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "edge.accountant"],  # -P: not what lies in the caller's directory
-            input=json.dumps({**question, "code": code_folders()}),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=TIMEOUT,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MapaError(f"the privacy accountant gave no answer in {TIMEOUT:g} s") from error
-    if done.returncode != 0:
-        raise MapaError(f"the privacy accountant failed ({done.returncode})")
-    answer = json.loads(done.stdout)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "edge.accountant"],  # -P: not what lies in the caller's directory
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        _asked.add(process)
+        try:
+            told, _ = process.communicate(json.dumps({**question, "code": code_folders()}), TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise MapaError(f"the privacy accountant gave no answer in {TIMEOUT:g} s") from error
+        finally:
+            _asked.discard(process)
+            process.kill()
+    if process.returncode != 0:
+        raise MapaError(f"the privacy accountant failed ({process.returncode})")
+    answer = json.loads(told)
     if "refused" in answer:
         raise ConfigurationError(answer["refused"])
     return answer["found"]

@@ -11,14 +11,16 @@ from typing import TypeVar, assert_never
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
 from common.quantities import EdgeId, RunId, is_finite
+from common.randomness import Purpose
 from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
 from common.wire import codec
+from common.wire.codings.registry import PLAIN, compress, expand
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge import session as protocol
 from edge.device import DeviceTimers
-from edge.joining import Membership, Preparation
+from edge.joining import Followed, Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
 
@@ -28,6 +30,12 @@ _LONGEST_WAIT = 60.0  # seconds between two tries, at most
 _MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
 _CLOSING = 0.01  # seconds between two looks at a channel that closes
 _T = TypeVar("_T")
+# Does work, and gives its result to a call in the loop's thread.
+Background = Callable[[Callable[[], _T], Callable[[_T], None]], None]
+
+
+def at_once(work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+    then(work())
 
 
 @dataclass(slots=True)
@@ -151,6 +159,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     note: Callable[[str], None] = lambda _text: None  # progress, which an operator may silence
+    background: Background[Followed] = at_once  # for what may take minutes
     nonce: str = field(default_factory=codec.new_nonce)
     dropped: Counter[str] = field(default_factory=Counter)  # messages that broke the protocol, by kind
     resent: int = 0
@@ -160,12 +169,11 @@ class EdgeClient:
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _events: deque[protocol.SessionEvent] = field(
-        default_factory=deque
-    )  # what the session is still to be told
+    _events: deque[protocol.SessionEvent] = field(default_factory=deque)  # still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
     _announced: Preparation | None = None  # the operator was told of it
+    _following: bool = False  # a welcome, in the background: the ledger is in use there
     _size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
     _last_seen: int = -1  # sequence when `healthy` was last asked
 
@@ -209,6 +217,8 @@ class EdgeClient:
             return f"waiting for the cloud of run {self.run!r}: none has been there yet; is the name right?"
         if not self._cloud_online:
             return f"waiting for the cloud of run {self.run!r} to come back"
+        if self._following:
+            return "preparing: reads its records, and computes what its budget permits"
         if self.preparation is None:
             return f"waiting for the welcome of run {self.run!r}"
         if self.session.phase is protocol.Phase.AWAY:
@@ -298,16 +308,19 @@ class EdgeClient:
         if preparation is None or self.session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: read_model(payload, preparation.worker, last)))
+        self._tell(self._read("model", lambda: read_model(payload, preparation, last)))
 
-    def on_answer(self, topic: str, payload: bytes) -> None:
+    def on_answer(self, _topic: str, payload: bytes) -> None:
         answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
         if answer is None:
             return
         self._tell(answer)
+        self._read_early_model()
+
+    def _read_early_model(self) -> None:
         if self._early_model is not None and self.session.phase in protocol.WELCOMED:
             early, self._early_model = self._early_model, None
-            self.on_model(topic, early)
+            self.on_model("", early)
 
     def on_halt(self, _topic: str, payload: bytes) -> None:
         if (
@@ -363,8 +376,8 @@ class EdgeClient:
             case protocol.MakeGradient(sequence=sequence, received=received):
                 assert self.preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                worker = self.preparation.worker
-                self._tell(make_gradient(worker, self.ledger, self.run, sequence, received))
+                worker, coding = self.preparation.worker, self.preparation.coding
+                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell, coding)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -401,11 +414,26 @@ class EdgeClient:
         return dict(self.ledger.pending(self.run)).get(sequence)
 
     def _prepare(self, admission: Welcome) -> None:
-        outcome = self.membership.follow(admission)
+        self._following = True
+        self.background(partial(self.membership.follow, admission), self._followed)
+
+    def _followed(self, outcome: Followed) -> None:
+        self._following = False
+        if self.session.phase is protocol.Phase.DONE:
+            self.ledger.close()
+            return
         preparation = self.preparation
         if preparation is None or preparation is self._announced:
             self._tell(outcome)
-            return
+        else:
+            self._announce(preparation)
+            self._tell(outcome)
+            if preparation.device is not None:
+                self.say(f"{self.edge_id}: {preparation.device}")
+                self._device.start(preparation.device.attendance())
+        self._read_early_model()
+
+    def _announce(self, preparation: Preparation) -> None:
         self._announced = preparation
         self.retry.first = preparation.scenario.testbed.resend_after
         self.connection.link = preparation.link
@@ -415,10 +443,6 @@ class EdgeClient:
         self.note(f"{self.edge_id}: joined run {self.run!r}: {records}, {spending_text(self.standing)}")
         if preparation.exposure:
             self.say(f"{self.edge_id}: NOT PROTECTED: {preparation.exposure}")
-        self._tell(outcome)
-        if preparation.device is not None:
-            self.say(f"{self.edge_id}: {preparation.device}")
-            self._device.start(preparation.device.attendance())
 
     def _renew(self, known: int) -> None:
         old = self.edge_id
@@ -451,44 +475,69 @@ class EdgeClient:
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
         self.connection.finish()
-        self.ledger.close()
+        self.release()
         self.on_stop(code)
+
+    def release(self) -> None:
+        """Close the ledger, unless it is in use in the background."""
+        if not self._following:
+            self.ledger.close()
 
 
 def make_gradient(
-    worker: EdgeWorker, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
-) -> protocol.GradientDebited | protocol.Ending:
-    """Make the gradient of this sequence and debit it, with its bytes; only then may these leave."""
+    worker: EdgeWorker,
+    ledger: Ledger,
+    run: RunId,
+    sequence: int,
+    received: ModelReceived,
+    tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
+    coding: str = PLAIN,
+) -> None:
+    """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
+
+    def debited(failure: LedgerUnavailableError | None) -> None:
+        if failure is None:
+            tell(protocol.GradientDebited(sequence))
+        else:  # a full disk: what is not debited does not leave
+            tell(protocol.Ending(protocol.EXIT_FAILED, str(failure), "failed"))
+
     worker.sequence = sequence - 1
     try:
         made = worker.receive(received)
     except MemoryError as error:
-        return protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed")
+        tell(protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed"))
+        return
     try:
         payload = codec.encode_gradient(made)
+        if coding != PLAIN:
+            rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
+            payload = compress(payload, coding, rng)
     except LocalProtocolError:
         if is_finite(made.gradient):
             raise
-        return protocol.Ending(protocol.EXIT_FAILED, "the gradient is not finite: the run diverges", "failed")
+        text = "the gradient is not finite: the run diverges"
+        tell(protocol.Ending(protocol.EXIT_FAILED, text, "failed"))
+        return
     if sequence > 1:
         ledger.acknowledge(run, sequence - 1)  # the model acknowledges all before it
     try:
-        ledger.debit(run, sequence, payload)
+        ledger.debit(run, sequence, payload, debited)
     except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
         account = ledger.account(run)
         cap = None if account is None else account.most_releases
         spent = "the privacy budget is spent: it permits no further release on the terms of this run"
         if cap is not None and sequence > cap:
             spent = f"all R_k = {cap} releases are made"
-        return protocol.Ending(protocol.EXIT_DONE, spent, "budget")
-    except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
-        return protocol.Ending(protocol.EXIT_FAILED, str(error), "failed")
-    return protocol.GradientDebited(sequence)
+        tell(protocol.Ending(protocol.EXIT_DONE, spent, "budget"))
+    except LedgerUnavailableError as error:
+        debited(error)
 
 
-def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:
+def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
     """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
-    received = codec.decode_model(worker.edge_id, payload, worker.model.dimension)
+    worker, dimension = preparation.worker, preparation.worker.model.dimension
+    plain = expand(payload, preparation.of_models, dimension) if preparation.of_models else payload
+    received = codec.decode_model(worker.edge_id, plain, dimension)
     # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
     # as an answer.
     worker.check(received)

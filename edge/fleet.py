@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
@@ -20,7 +23,7 @@ from common.models.features import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.telemetry.family import published
-from common.transport.channel import Channel, RetainedMessageError, Will
+from common.transport.channel import Channel, Loop, RetainedMessageError, Will
 from common.transport.connection import (
     BrokerAddress,
     Credentials,
@@ -34,9 +37,10 @@ from common.transport.mqtt import MqttChannel
 from common.wire.codec import encode
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.accountant import SpentCurves, epsilons_apart, max_charges_apart
+from edge.accountant import SpentCurves, end_accountants, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
 from edge.joining import Membership, memory_limit
+from edge.journal import Journals
 from edge.metrics import EVERY, read_edges
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 _FIRST_LOOK = 0.2  # seconds between two looks at a first connection
 _CLOSING = 10.0  # seconds for the last messages on a slow link
 _FIRST_REPORT, _LONGEST_REPORT = 10.0, 600.0  # seconds between two lines of progress, doubled each time
+_LAST_JOB = 2.0  # seconds at the end for what is done in the background
+_T = TypeVar("_T")
 _COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
 
 
@@ -65,10 +71,49 @@ class FleetSettings:
     policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     credentials: Credentials = field(default_factory=Credentials)
     connect_timeout: float = 60.0
-    accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
+    accounts: Mapping[str, Credentials] | None = None  # by edge id; None: all have `credentials`
     own: OwnData | None = None  # records that these edges bring themselves
     metrics: socket.socket | None = None  # None: no metrics are served
     report_every: float | None = None  # seconds between two lines of progress; None: doubled each time
+
+
+class BackgroundThread:
+    """Does one thing after another beside a loop, which goes on meanwhile."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="mapa-background", daemon=True)
+
+    def __call__(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Do the work there, in this context, and give its result to `then` in the loop's thread."""
+        context = copy_context()
+
+        def job() -> None:
+            try:
+                result = context.run(work)
+            except BaseException as error:  # it ends the loop, as it would have there
+                self._loop.post(partial(_raise, error))
+            else:
+                self._loop.post(partial(then, result))
+
+        self._jobs.put(job)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def end(self) -> None:
+        """Take no more jobs; wait for the one under way, but not for long: it ends with the process."""
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_LAST_JOB)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 class EdgeFleet:
@@ -87,6 +132,8 @@ class EdgeFleet:
         self.settings = settings
         self.say, self.note = say, note
         self.loop = SelectorLoop()
+        self.background = BackgroundThread(self.loop)
+        self.journals = Journals(self.loop.post)
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
@@ -133,7 +180,9 @@ class EdgeFleet:
         slot = self.state.take(None if accounts is None else sorted(accounts))
         self.slots.append(slot)
         named = None if accounts is None else EdgeId(slot.name)
-        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, slot=slot)
+        ledger = SqliteLedger(
+            slot.directory, named, accountant=max_charges_apart, slot=slot, journals=self.journals
+        )
         membership = Membership(
             run=self.settings.run,
             policy=self.settings.policy,
@@ -144,21 +193,21 @@ class EdgeFleet:
             renewable=named is None,
             state_dir=self.settings.state_dir,
         )
-        client = EdgeClient(membership, self.loop, self._connect, self.say, self._stopped, self.note)
+        client = EdgeClient(
+            *(membership, self.loop, self._connect, self.say, self._stopped, self.note, self.background)
+        )
         self.clients.append(client)
         client.start()
 
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts, credentials = self.settings.accounts, self.settings.credentials
-        if accounts is not None:
-            credentials = replace(credentials, username=edge_id, password=accounts[edge_id])
+        accounts = self.settings.accounts
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            credentials=credentials,
+            credentials=self.settings.credentials if accounts is None else accounts[edge_id],
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
@@ -202,7 +251,8 @@ class EdgeFleet:
         assert client.preparation is not None  # it names the link
         streams = streams_for(client.preparation.scenario.seed)
         generator = streams.at(client.preparation.worker.index, Purpose.LINK, 0)
-        return self.relays.open(link, self.settings.broker, generator).address
+        relay = self.relays.open(link, self.settings.broker, generator).address
+        return replace(relay, path=self.settings.broker.path)
 
     def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges."""
@@ -268,8 +318,10 @@ class EdgeFleet:
             client.leave("shutdown", code)
 
     def _release(self) -> None:
+        end_accountants()
+        self.background.end()
         for client in self.clients:
-            client.ledger.close()
+            client.release()
         if self.state is not None:
             self.state.close()
         if self.relays is not None:

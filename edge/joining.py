@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -25,7 +25,8 @@ from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
-from common.transport.link import LinkProfile, link_profile
+from common.transport.link import LinkProfile
+from common.wire.codings.registry import PLAIN, Marked, marked
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge import policy as permitted
 from edge.device import EmulatedDevice, emulated
@@ -41,6 +42,7 @@ MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
 _COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
 _STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a sum in float64
 _FLOAT = 4  # bytes
+Followed = Prepared | Signal | Ending  # of following a welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Preparation:
     link: LinkProfile | None
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
+    coding: str = PLAIN  # of its gradients
+    of_models: Marked = field(default_factory=dict)  # their coding, by its marks; none: they come as they are
 
     @property
     def largest_packet(self) -> int:
@@ -86,9 +90,10 @@ class Membership:
             number=effect.number,
             incarnation=effect.incarnation,
             preparing=self.own is not None and self.preparation is None,
+            coding=self.policy.coding,
         )
 
-    def follow(self, admission: Welcome) -> Prepared | Signal | Ending:
+    def follow(self, admission: Welcome) -> Followed:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
             other = _difference(self._admission, admission)
@@ -168,14 +173,17 @@ class Membership:
             streams=streams_for(admission.seed),
             sequence=ledger.last_sequence(self.run),
         )
-        link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+        link = policy.link or (scenario.links[0].profile if scenario.links else None)
         profile = scenario.device(index)  # the welcome holds this edge's alone
+        codings = scenario.codings(index)  # likewise
         return Preparation(
             worker,
             scenario,
             link=None if link is None or link.is_free else link,
             device=None if profile is None else emulated(profile, worker),
             exposure=permitted.exposure(proposal),
+            coding=codings.gradients,
+            of_models=marked([codings.models]),
         )
 
     def renew(self, known: int) -> Signal | Ending:

@@ -2,7 +2,7 @@
 
 A debit and the bytes it pays for are kept together before those bytes leave. The account belongs to
 the data: releases of other runs that may have touched the same records count against it too.
-`Ledger` holds the rules, in memory; `edge/sqlite_ledger.py` makes them durable.
+`Ledger` holds the rules, in memory; `edge/sqlite_ledger.py` and `edge/journal.py` make them durable.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, check_together, worst_record
 from common.datasets.catalogue import records_of
-from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
+from common.errors import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    LocalProtocolError,
+    MapaError,
+    RemoteProtocolError,
+)
 from common.mechanism.guarantee import Adjacency
 from common.quantities import EdgeId, RunId
 
@@ -56,9 +62,7 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
-    most_releases: int | None = (
-        None  # R_k, in messages, of a run with a pace of its own; None: as budgets permit
-    )
+    most_releases: int | None = None  # R_k, in messages, of a run with a pace of its own
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -90,7 +94,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Entry:
+class AccountEntry:
     """One run in the book."""
 
     edge_id: EdgeId
@@ -102,6 +106,7 @@ class Entry:
     # The epoch paid for since the run was opened.
     epoch: int | None = None
     cap: int | None = None
+    saved: bool = True  # with the accounts; False: the keeper of debits has what was spent since
 
     @property
     def key(self) -> tuple[EdgeId, RunId]:
@@ -154,6 +159,42 @@ def _resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account
     return resumed
 
 
+@dataclass(frozen=True, slots=True)
+class Debit:
+    """What an account has spent with a message, and the bytes of that message."""
+
+    edge_id: EdgeId
+    run: RunId
+    sequence: int
+    charges: int
+    acknowledged: int
+    payload: bytes
+
+    @property
+    def key(self) -> tuple[EdgeId, RunId]:
+        return self.edge_id, self.run
+
+
+Done = Callable[[LedgerUnavailableError | None], None]  # told when a debit is durable, or why it cannot be
+
+
+class Keeper(Protocol):
+    """What makes debits durable."""
+
+    def append(self, debit: Debit, done: Done) -> None:
+        """Make it durable, now or soon, then call `done`."""
+
+
+class KeptInMemory:
+    def append(self, debit: Debit, done: Done) -> None:  # noqa: ARG002
+        done(None)
+
+
+def raise_failure(failure: LedgerUnavailableError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
 # Says how many charges of a kind a budget permits beside what was spent.
 Accountant = Callable[[Budget, ReleaseKind, tuple[Spent, ...]], int]
 MOST_RELEASES = 10**9  # of one run; privacy.releases has the same limit
@@ -184,14 +225,14 @@ class Ledger:
         edge_id: EdgeId | None = None,
         *,
         accountant: Accountant | None = None,
-        slot: Slot
-        | None = None,  # with other ledgers beside: a budget is a ceiling on the records, whichever releases
+        slot: Slot | None = None,  # with other ledgers beside, whose releases count under a budget
     ) -> None:
         self._edge_id = edge_id or new_edge_id()
         self._accountant = accountant or _ask_here
         self._slot = slot
-        self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
+        self._entries: dict[tuple[EdgeId, RunId], AccountEntry] = {}
         self._active: RunId | None = None
+        self._keeper: Keeper | None = None  # from the first debit on
 
     @property
     def edge_id(self) -> EdgeId:
@@ -229,7 +270,7 @@ class Ledger:
             budgeted = any(one.operator_budget is not None for one in accounts)
             beside = self._slot.claim(account, budgeted=budgeted, replace_budget=replace_budget)
         cap = _cap(account, [entry.standing() for entry in touching], beside, self._accountant)
-        entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
+        entry = AccountEntry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
         if self._slot is not None:
             self._slot.confirm()
@@ -258,8 +299,8 @@ class Ledger:
         entry = self._find(run)
         return entry.last_sequence if entry is not None else 0
 
-    def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
-        """Charge the releases of one message and keep its bytes, durably, before they may leave."""
+    def debit(self, run: RunId, sequence: int, payload: bytes, done: Done = raise_failure) -> None:
+        """Charge the releases of one message; once that is durable, keep its bytes for sending, and call `done`."""
         entry = self._active_entry(run)
         if sequence != entry.last_sequence + 1:
             raise LocalProtocolError(
@@ -269,12 +310,21 @@ class Ledger:
             raise BudgetExhausted(
                 f"run {run}: release {sequence} would pass the budget ({entry.charges} charges of {entry.cap} spent)"
             )
-        charges = entry.charges + entry.charge_of(sequence)
-        self._save_debit(entry, sequence, charges, payload)
+        if self._keeper is None:
+            self._keeper = self._keep_debits()
         kind = entry.account.kind
+        entry.charges += entry.charge_of(sequence)
         entry.epoch = kind.epoch_of(sequence, ends=True) if kind.batches_per_epoch > 1 else None
-        entry.last_sequence, entry.charges = sequence, charges
-        entry.outbox[sequence] = payload
+        entry.last_sequence, entry.saved = sequence, False
+
+        def settled(failure: LedgerUnavailableError | None) -> None:
+            if failure is None:
+                entry.outbox[sequence] = payload
+            else:
+                self._give_up()
+            done(failure)
+
+        self._keeper.append(Debit(*entry.key, sequence, entry.charges, entry.acknowledged, payload), settled)
 
     def charge(self, run: RunId, through: int) -> Standing:
         """Debit all sequences up to this one without their bytes: others have released them. The operator's word.
@@ -333,27 +383,29 @@ class Ledger:
         if self._slot is not None:
             self._slot.release()
 
-    def _find(self, run: RunId) -> Entry | None:
+    def _find(self, run: RunId) -> AccountEntry | None:
         return self._entries.get((self._edge_id, run))
 
-    def _entry(self, run: RunId) -> Entry:
+    def _entry(self, run: RunId) -> AccountEntry:
         entry = self._find(run)
         if entry is None:
             raise LocalProtocolError(f"run {run}: {self._edge_id} has opened no account for it")
         return entry
 
-    def _active_entry(self, run: RunId) -> Entry:
+    def _active_entry(self, run: RunId) -> AccountEntry:
         # Two runs at once could each spend what the other's cap was computed without.
         if run != self._active:
             raise LocalProtocolError(f"run {run}: not the open one ({self._active})")
         return self._entry(run)
 
-    # What makes it durable, before the ledger in memory changes.
+    # What makes it durable.
 
     def _save_identity(self, edge_id: EdgeId) -> None: ...
-    def _save_terms(self, entries: list[Entry]) -> None: ...
-    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None: ...
-    def _save_charge(self, entry: Entry, through: int, charges: int) -> None: ...
+    def _save_terms(self, entries: list[AccountEntry]) -> None: ...
+    def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None: ...
+    def _give_up(self) -> None: ...
+    def _keep_debits(self) -> Keeper:
+        return KeptInMemory()
 
 
 def new_edge_id() -> EdgeId:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import DECLARED, LOCAL
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.mechanism.guarantee import MOST_STEPS, Adjacency
 from common.noise.law import NoiseLaw
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.own_code import is_dotted
 from common.transport.link import LinkProfile
+from common.wire.codings.registry import CODINGS
 from edge.ledger import ShardIdentity
 
 _ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit
@@ -45,11 +46,16 @@ class OperatorPolicy:
     budget: Budget | None = None  # (ε, δ) of the records
     replace_budget: bool = False  # it replaces earlier budgets for these records
     link: LinkProfile | None = None
+    coding: str | None = None  # that it asks for, both ways: a run need not offer it
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
     allow_unprotected: bool = False  # releases of the owner's records may have no noise that protects them
     most_steps: int = MOST_STEPS  # local steps that a run may ask for: so long this edge works on one message
     data_name: str | None = None  # of the records that this edge brings itself; None: it brings none
+
+    def __post_init__(self) -> None:
+        allowed = f"one of {', '.join(CODINGS)}"
+        require(self.coding is None or self.coding in CODINGS, "coding", self.coding, allowed)
 
     @property
     def law(self) -> str | None:

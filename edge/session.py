@@ -51,9 +51,7 @@ class Signal(Enum):
     UNANSWERED = "unanswered"  # what the edge last sent has had no answer for too long
     WENT_AWAY = "went away"  # the device's time is over for now
     CAME_BACK = "came back"
-    OTHER_SHARD_HELD = (
-        "other shard held"  # outcome of Prepare: the ledger holds another shard of the cut: ask for it
-    )
+    OTHER_SHARD_HELD = "other shard held"  # outcome of Prepare: the ledger holds it: ask for that one
     IDENTITY_RENEWED = "identity renewed"  # outcome of RenewIdentity: another id, with an empty account
 
 

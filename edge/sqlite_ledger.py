@@ -1,4 +1,8 @@
-"""A ledger on disk: SQLite in WAL mode, synced before a debit returns; and a read-only copy of one in use."""
+"""A ledger on disk: accounts in SQLite, later debits in a journal; and a read-only copy of one in use.
+
+SQLite names the journal and this ledger's part in it before the first debit. Every later write there takes over what
+the journal has of this ledger and ends its part, in one transaction: a debit counts in one of the two, never in none.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,15 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.records.regular import open_below, sync_path
-from edge.ledger import Account, Accountant, Entry, Ledger, ShardIdentity, new_edge_id
+from edge.journal import FILES, Journals, Member, read_debits
+from edge.ledger import Account, Accountant, AccountEntry, Keeper, Ledger, ShardIdentity, new_edge_id
 
 if TYPE_CHECKING:
     from edge.state_directory import Slot
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 5
+_VERSION = 6
 _STEP, _MOST_STEPS = 10_000, 2_000  # instructions of SQLite, in which a ledger of 100,000 runs is opened
 
 _SCHEMA = f"""
@@ -52,6 +57,7 @@ CREATE TABLE outbox (
   edge_id TEXT NOT NULL, run TEXT NOT NULL, sequence INTEGER NOT NULL, payload BLOB NOT NULL,
   PRIMARY KEY (edge_id, run, sequence)
 ) STRICT;
+CREATE TABLE journal (id BLOB NOT NULL, member BLOB NOT NULL) STRICT;
 """
 _LONGEST = 1 << 16  # characters of a text in an account
 _COMPUTES = re.compile(r"\b(as|check|generated|virtual)\b", re.IGNORECASE)  # in what makes a table
@@ -68,6 +74,7 @@ _UPSERT = (
 )
 _DEBIT = "UPDATE account SET last_sequence = ?, charges = ? WHERE edge_id = ? AND run = ?"
 _DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
+_KEEP = "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)"
 # what parsing a file of unknown origin may raise
 _FAULTS = (
     *(sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),
@@ -76,7 +83,7 @@ _FAULTS = (
 
 
 class SqliteLedger(Ledger):
-    """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
+    """The files of one slot of a state directory, held by one process at a time, readable by their owner only."""
 
     def __init__(
         self,
@@ -85,9 +92,15 @@ class SqliteLedger(Ledger):
         *,
         accountant: Accountant | None = None,
         slot: Slot | None = None,
+        journals: Journals | None = None,
     ) -> None:
-        """Open the ledger of this directory; create it where there is none, with this id or a new one."""
+        """Open the ledger of this directory; create it where there is none, with this id or a new one.
+
+        Ledgers with the same `journals` are synced together; without, every debit is durable when `debit` returns.
+        """
         self.path = directory / FILE_NAME
+        self._journals = Journals() if journals is None else journals
+        self._member: Member | None = None  # where debits go
         super().__init__(accountant=accountant, slot=slot)
         if not self.path.exists():
             _create(self.path, edge_id or new_edge_id())
@@ -124,19 +137,14 @@ class SqliteLedger(Ledger):
             raise ConfigurationError(f"ledger {self.path}: {wrong}")
 
     def close(self) -> None:
-        """Write down what was acknowledged; release the file, and then the shard."""
-        connection, self._connection = self._connection, None
+        """Write down what the journal has; release the file, and then the shard."""
         try:
-            acknowledged = [(*key, e.acknowledged) for key, e in self._entries.items()]
-            if connection is not None and acknowledged:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(_DROP, acknowledged)
-                connection.execute("COMMIT")
-        except sqlite3.Error:
-            pass  # what stays in the outbox is sent again, which is free
+            if self._connection is not None and self._member is not None:
+                self._commit([])
+        except LedgerUnavailableError:
+            pass  # the journal stays, and says it to the next who opens this ledger
         finally:
-            if connection is not None:
-                connection.close()
+            self._give_up()
             super().close()
 
     def __enter__(self) -> Self:
@@ -148,47 +156,98 @@ class SqliteLedger(Ledger):
     def _save_identity(self, edge_id: EdgeId) -> None:
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
-    def _save_terms(self, entries: list[Entry]) -> None:
+    def _save_terms(self, entries: list[AccountEntry]) -> None:
         self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row_of(entry.account)}) for entry in entries])
 
-    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
-        self._commit(
-            [
-                (_DEBIT, (sequence, charges, *entry.key)),
-                (_DROP, (*entry.key, entry.acknowledged)),  # an acknowledgement needs no sync of its own
-                ("INSERT INTO outbox VALUES (?, ?, ?, ?)", (*entry.key, sequence, payload)),
-            ]
-        )
-
-    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
+    def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None:
         self._commit([(_DEBIT, (through, charges, *entry.key)), (_DROP, (*entry.key, through))])
 
+    def _keep_debits(self) -> Keeper:
+        """Take part in a journal, and write that down before anything is debited there."""
+        self._usable()
+        try:
+            member = self._journals.join(self.path.parent)
+        except OSError as error:
+            raise self._unavailable(error.strerror or error) from error
+        self._execute([("INSERT INTO journal VALUES (?, ?)", (member.journal.id, member.name))])
+        self._member = member
+        return member
+
     def _commit(self, statements: list[tuple[str, Any]]) -> None:
-        connection = self._connection
-        if connection is None:
-            raise ConfigurationError(f"ledger {self.path}: closed")
+        """Take over what the journal has, end this ledger's part in it, and make these changes: all or nothing."""
+        if self._member is not None:
+            self._member.journal.commit()
+        taken: list[tuple[str, Any]] = [("DELETE FROM journal", ())]
+        debited = [entry for entry in self._entries.values() if not entry.saved]
+        for entry in debited:
+            taken.append((_DEBIT, (entry.last_sequence, entry.charges, *entry.key)))
+            taken.append((_DROP, (*entry.key, entry.acknowledged)))
+            taken += ((_KEEP, (*entry.key, *item)) for item in entry.outbox.items())
+        self._execute([*taken, *statements])
+        for entry in debited:
+            entry.saved = True
+        if self._member is not None:
+            self._member.journal.leave(self._member.name)
+            self._member = self._keeper = None
+
+    def _execute(self, statements: list[tuple[str, Any]]) -> None:
+        connection = self._usable()
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in statements:
                 connection.execute(statement, values)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            # Whether it reached the disk is unknown: only a fresh look at the file may go on.
-            self._connection = None
+            self._give_up()
+            raise self._unavailable(error) from error
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise ConfigurationError(f"ledger {self.path}: closed")
+        return self._connection
+
+    def _unavailable(self, problem: object) -> LedgerUnavailableError:
+        return LedgerUnavailableError(f"ledger {self.path}: {problem}; nothing more is released")
+
+    def _give_up(self) -> None:
+        """Whether a write reached the disk is unknown: only a fresh look at the files may go on."""
+        connection, self._connection = self._connection, None
+        self._keeper = None
+        if connection is not None:
             connection.close()
-            raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
         [(self._edge_id,)] = connection.execute("SELECT id FROM edge LIMIT 2").fetchall()
         for values in connection.execute(f"SELECT {', '.join(_KEPT)} FROM account ORDER BY position"):
             row = dict(zip(_KEPT, values, strict=True))
-            entry = Entry(row["edge_id"], _account_of(row), row["last_sequence"], row["charges"])
+            entry = AccountEntry(row["edge_id"], _account_of(row), row["last_sequence"], row["charges"])
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
             "SELECT edge_id, run, sequence, payload FROM outbox"
         ):
             self._entries[edge_id, run].outbox[sequence] = payload
+        for journal, member in connection.execute("SELECT id, member FROM journal LIMIT 1"):
+            self._replay(journal, member)
         connection.set_progress_handler(None, 0)  # it may work for as long as its edge lives
+
+    def _replay(self, journal: bytes, member: bytes) -> None:
+        """Continue with what a process that did not end in good order has debited."""
+        known = {key: entry.last_sequence for key, entry in self._entries.items()}
+        try:
+            debits = read_debits(self.path.parent, journal, member)
+        except OSError as error:
+            raise ValueError(
+                f"its last debits are in {' and '.join(FILES)} beside it, which cannot be read: {error.strerror}"
+            ) from error
+        for debit in sorted(debits, key=lambda debit: debit.sequence):
+            entry = self._entries[debit.key]
+            if debit.sequence > known[debit.key]:
+                entry.last_sequence, entry.charges = debit.sequence, debit.charges
+                entry.outbox[debit.sequence] = debit.payload
+                entry.acknowledged = max(entry.acknowledged, debit.acknowledged)
+                entry.saved = False
+        for entry in self._entries.values():
+            entry.outbox = {n: kept for n, kept in entry.outbox.items() if n > entry.acknowledged}
 
 
 def _create(path: Path, edge_id: EdgeId) -> None:
@@ -287,7 +346,7 @@ def _account_of(row: dict[str, Any]) -> Account:
 
 _TRIES = 20
 _MOST = 1 << 29  # bytes of a ledger, or of its WAL: gradients of 256 MB wait in it at most
-_HEADER = 32  # bytes of a WAL that change whenever it begins anew
+_HEADER = 128  # bytes of a WAL and of a journal that change whenever it begins anew
 
 
 @contextmanager
@@ -308,21 +367,26 @@ def ledger_snapshot(directory: Path, below: Path | None = None) -> Iterator[Sqli
 
 
 def _copy(folder: Path, name: str, to: Path) -> None:
-    """Copy file and WAL so that they belong together.
+    """Copy the database, its WAL and its journal so that they belong together.
 
-    The file first: whatever a checkpoint changes in it meanwhile, torn pages included, the WAL has as
-    well, until it begins anew. Then the two are of different times, and the copy is made again.
+    The database first: whatever a checkpoint changes in it meanwhile, torn pages included, the WAL has as
+    well, until it begins anew. Then they are of different times, as where a file of the journal begins anew, and the
+    copy is made again.
     """
-    log, log_to = f"{name}-wal", Path(f"{to}-wal")
+    place = name.removesuffix(FILE_NAME)
+    logs = {f"{name}-wal": Path(f"{to}-wal")} | {place + file: to.with_name(file) for file in FILES}
     try:
         for _ in range(_TRIES):
-            before = _head(folder, log)
+            before = [_head(folder, log) for log in logs]
             _write(folder, name, to)
-            with contextlib.suppress(FileNotFoundError):
-                _write(folder, log, log_to)
-            if _head(log_to.parent, log_to.name) == before == _head(folder, log):
+            for log, log_to in logs.items():
+                with contextlib.suppress(FileNotFoundError):
+                    _write(folder, log, log_to)
+            copied = [_head(log_to.parent, log_to.name) for log_to in logs.values()]
+            if copied == before == [_head(folder, log) for log in logs]:
                 return
-            log_to.unlink(missing_ok=True)
+            for log_to in logs.values():
+                log_to.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"ledger {folder / name}: cannot be read: {error.strerror or error}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, dataclass
@@ -90,6 +91,7 @@ class StateDirectory:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / STATE_FILE
+        self._turn = threading.Lock()  # an edge may end while another one opens its ledger in the background
         for name in FORMER_FILES:
             if (folder / name).exists():
                 raise ConfigurationError(
@@ -152,17 +154,18 @@ class StateDirectory:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Keep all other processes from reading and writing; roll back after an error."""
+        """Keep all other threads and processes from reading and writing; roll back after an error."""
         connection = self._connection
         self._check_file()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+            with self._turn:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise ConfigurationError(
                 f"state file {self.path}: {error}. It can be made again: end all edges of this state directory and"

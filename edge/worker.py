@@ -46,9 +46,7 @@ class EdgeWorker:
     regularization: float  # λ
     streams: CounterStreams
     sequence: int = 0  # of the last gradient made
-    diagnose: Callable[[int, float], None] | None = (
-        None  # given the draw and ‖g‖ before clipping: NOT private
-    )
+    diagnose: Callable[[int, float], None] | None = None  # takes the draw and ‖g‖ unclipped: NOT private
 
     def check(self, received: ModelReceived) -> None:
         """Raise RemoteProtocolError where no release could be private under the ΔS that was received."""

@@ -24,7 +24,9 @@ from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from pydantic import TypeAdapter
 
 from common.errors import ConfigurationError, MapaError
 from mapa.simulation.simulator import Outcome
@@ -51,8 +53,6 @@ class UnfinishedError(MapaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What every experiment is asked for."""
-
     size: str
     out: Path
     data_dir: Path
@@ -64,52 +64,38 @@ class Order:
     ray_address: str | None = None
 
 
-class Job(Protocol):
-    """Runs that share a process; `sweep` must be able to pickle it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Generic[R]):
+    """Runs that share a process; `sweep` must be able to pickle their work."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The key of each result, in order, and the words for it in a list of failures."""
+    name: str
+    labels: Mapping[str, str]  # the key of each result, in order, and the words for it in a list of failures
+    work: Callable[[], Sequence[R]]
+    cost: float = 1.0  # seconds, roughly: it only moves the progress bar
+    alone: bool = False  # needs the whole machine: it then runs in this process, after the others
 
-    @property
-    def cost(self) -> float:
-        """Seconds, roughly: it only moves the progress bar."""
-        return 1.0
-
-    @property
-    def alone(self) -> bool:
-        """Whether it needs the whole machine: it then runs in this process, after the others."""
-        return False
-
-
-J = TypeVar("J", bound=Job)
+    def run(self) -> Sequence[R]:
+        return self.work()
 
 
 class ResultCache(Generic[R]):
-    """Results by key, as JSON files that appear whole or not at all."""
+    """Results by key, as JSON files that appear whole or not at all; damaged ones are as if they were not there."""
 
-    def __init__(
-        self,
-        directory: Path,
-        encode: Callable[[R], dict[str, Any]],
-        decode: Callable[[str, dict[str, Any]], R],
-    ) -> None:
+    def __init__(self, directory: Path, kind: type[R]) -> None:
         self.directory = directory
-        self._encode, self._decode = encode, decode
+        self._values: TypeAdapter[R] = TypeAdapter(kind)
 
     def get(self, key: str) -> R | None:
-        """Return the result; None where there is none, or one that is damaged or of another format."""
         try:
-            return self._decode(key, json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8")))
-        except (OSError, KeyError, TypeError, ValueError, AttributeError):
+            text = (self.directory / f"{key}.json").read_text(encoding="utf-8")
+            return self._values.validate_python(json.loads(text))
+        except (OSError, ValueError):
             return None
 
     def put(self, key: str, result: R) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f".{key}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(self._encode(result)), encoding="utf-8")
+        temporary.write_text(json.dumps(self._values.dump_python(result)), encoding="utf-8")
         temporary.replace(self.directory / f"{key}.json")
 
 
@@ -133,15 +119,20 @@ class Harness(Generic[R]):
                 self.results[key] = result
                 self.cached += 1
 
-    def run(self, work: Callable[[J], Sequence[R]], jobs: Sequence[J]) -> None:
+    def run(self, jobs: Sequence[Job[R]]) -> None:
         """Run the jobs; a job that fails does not stop the others."""
         total, spent = sum(job.cost for job in jobs), 0.0
         if jobs:
             self._on_progress(spent, total, "")
-        order = self.order
         together = [job for job in jobs if not job.alone]
-        swept = sweep(work, together, engine=order.engine, jobs=order.jobs, ray_address=order.ray_address)
-        for done in itertools.chain(swept, (_done(work, job) for job in jobs if job.alone)):
+        swept = sweep(
+            Job.run,
+            together,
+            engine=self.order.engine,
+            jobs=self.order.jobs,
+            ray_address=self.order.ray_address,
+        )
+        for done in itertools.chain(swept, (_here(job) for job in jobs if job.alone)):
             for key, result in zip(done.task.labels, done.value or (), strict=False):
                 self.results[key] = result
                 self.runs += 1
@@ -153,11 +144,15 @@ class Harness(Generic[R]):
             self._on_progress(spent, total, done.task.name)
 
 
-def _done(work: Callable[[J], Sequence[R]], job: J) -> Done[J, Sequence[R]]:
+def _here(job: Job[R]) -> Done[Job[R], Sequence[R]]:
     try:
-        return Done(job, work(job))
+        return Done(job, job.run())
     except MapaError as error:
-        return Done(job, error=f"{type(error).__name__}: {error}")
+        return Done(job, error=_in_words(error))
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def result_key(*parts: object) -> str:
@@ -175,9 +170,8 @@ def matching(items: Sequence[T], globs: Sequence[str], name: Callable[[T], str])
     """Return the items whose name matches one of the globs; all without globs. Refuse to return none."""
     chosen = [item for item in items if not globs or any(fnmatch(name(item), glob) for glob in globs)]
     if not chosen:
-        raise ConfigurationError(
-            f"only = {list(globs)}: matches none of {', '.join(sorted(set(map(name, items))))}"
-        )
+        names = ", ".join(sorted(set(map(name, items))))
+        raise ConfigurationError(f"only = {list(globs)}: matches none of {names}")
     return chosen
 
 
@@ -208,7 +202,6 @@ def csv_table(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> s
 
 
 def write_values(path: Path, kind: type[D], rows: Iterable[D]) -> None:
-    """Write dataclasses of one kind, a line each."""
     columns = [column.name for column in fields(kind)]
     path.write_text(csv_table(columns, map(asdict, rows)), encoding="utf-8")
 
@@ -225,17 +218,15 @@ def read_values(path: Path, kind: type[D], most: Mapping[str, float]) -> list[D]
             reader = csv.DictReader(stream)
             if list(reader.fieldnames or ()) != columns:
                 raise ConfigurationError(f"{path}: the columns must be {','.join(columns)}")
-            found: list[D] = []
-            for number, values in enumerate(reader, 2):
+            rows: list[D] = []
+            for number, texts in enumerate(reader, 2):
                 place = f"{path}, line {number}"
                 if number > _MOST_ROWS:
                     raise ConfigurationError(f"{place}: more than {_MOST_ROWS:,} lines")
-                if None in values.values() or None in values:
+                if None in texts.values() or None in texts:
                     raise ConfigurationError(f"{place}: must have {len(columns)} values")
-                found.append(
-                    kind(**{one.name: _value(one, values[one.name], most, place) for one in fields(kind)})
-                )
-            return found
+                rows.append(kind(**{c.name: _value(c, texts[c.name], most, place) for c in fields(kind)}))
+            return rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
@@ -271,6 +262,11 @@ class Done(Generic[T, R]):
     value: R | None = None
     error: str | None = None
 
+    def result(self) -> R:
+        if self.error is not None:
+            raise UnfinishedError(f"{self.task}: {self.error}")
+        return cast(R, self.value)
+
 
 def sweep(
     work: Callable[[T], R],
@@ -282,7 +278,8 @@ def sweep(
 ) -> Iterator[Done[T, R]]:
     """Yield every task as it ends, in whatever order; one that fails does not stop the others.
 
-    `work` and the tasks must be picklable; on Ray the other hosts need this package, too.
+    `jobs` at once: by default one for each core that this process may use. `work` and the tasks must be picklable; on
+    Ray the other hosts need this package, too.
     """
     if engine not in SWEEP_ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
@@ -291,7 +288,11 @@ def sweep(
     if engine == "ray":
         yield from _on_ray(work, tasks, ray_address)
     else:
-        yield from _on_cores(work, tasks, jobs or os.cpu_count() or 1)
+        yield from _on_cores(work, tasks, jobs or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
@@ -310,10 +311,9 @@ def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator
 
 def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
     before = set(multiprocessing.active_children())
-    with _environment(ONE_THREAD):  # read when a child imports numpy, so it must be there before
-        pool = ProcessPoolExecutor(
-            min(jobs, len(tasks)), multiprocessing.get_context("spawn"), initializer=_begin_worker
-        )
+    with _one_thread_each():  # read when a child imports numpy, so it must be there before
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(jobs, len(tasks)), spawn, initializer=_begin_worker)
         try:
             waiting: dict[Future[R], T] = {pool.submit(work, task): task for task in tasks}
             for future in as_completed(waiting):
@@ -324,7 +324,7 @@ def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[
                 elif isinstance(error, BrokenExecutor):
                     yield Done(task, error=_LOST)
                 else:
-                    yield Done(task, error=f"{type(error).__name__}: {error}")
+                    yield Done(task, error=_in_words(error))
         except BaseException:  # Ctrl-C, or the caller stops iterating: do not wait for what is running
             pool.shutdown(wait=False, cancel_futures=True)
             children = set(multiprocessing.active_children()) - before
@@ -365,9 +365,8 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
     if ours:
         _expect_listener(address)
         try:
-            ray.init(
-                address=address, log_to_driver=False, include_dashboard=False if address is None else None
-            )
+            dashboard = False if address is None else None
+            ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(f"ray_address = {address!r}: {error}") from error
     try:
@@ -380,8 +379,7 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
                 try:
                     yield Done(task, ray.get(reference))
                 except Exception as error:  # raised by the task, or the node died
-                    cause = getattr(error, "cause", None) or error
-                    yield Done(task, error=f"{type(cause).__name__}: {cause}")
+                    yield Done(task, error=_in_words(getattr(error, "cause", None) or error))
     finally:
         if ours:
             ray.shutdown()
@@ -399,14 +397,12 @@ def _expect_listener(address: str | None) -> None:
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+def _one_thread_each() -> Iterator[None]:
+    before = {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
+    os.environ.update(ONE_THREAD)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in ONE_THREAD:
+            del os.environ[name]
+        os.environ.update(before)

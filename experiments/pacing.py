@@ -47,6 +47,9 @@ class Simulation:
     data_dir: Path
     runs: Path
 
+    def __str__(self) -> str:
+        return f"{self.scenario}, seed {self.seed}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
@@ -67,8 +70,6 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What one edge has released over time, and what that cost it."""
-
     device: str
     releases: list[int]
     seconds: list[float]  # since the first update
@@ -76,7 +77,6 @@ class Spending:
 
 
 def simulate_task(task: Simulation) -> Path:
-    """Simulate; return where the records are."""
     name, scenario = load_scenario(task.scenario, task.words, seed=task.seed)
     return Path(record_simulation(World.of(scenario, task.data_dir), name=name, runs=task.runs)["path"])
 
@@ -87,15 +87,12 @@ def simulated(tasks: Sequence[Simulation], jobs: int | None) -> list[Path]:
         load_scenario(task.scenario, task.words, seed=task.seed)
     paths: dict[Simulation, Path] = {}
     for done in sweep(simulate_task, tasks, jobs=jobs):
-        if done.value is None:
-            raise UnfinishedError(f"{done.task.scenario}, seed {done.task.seed}: {done.error}")
+        paths[done.task] = done.result()
         print(done.value, file=sys.stderr)
-        paths[done.task] = done.value
     return [paths[task] for task in tasks]
 
 
 def row_of(path: Path) -> RunRow:
-    """Read a run and what its edges have spent."""
     run = read_result(path)
     if run.reason != "finished" or run.summary.get("final_accuracy") is None:
         raise UnfinishedError(f"{path}: {run.reason}, or without an accuracy: not to be compared")
@@ -107,8 +104,8 @@ def row_of(path: Path) -> RunRow:
     if not all(map(math.isfinite, totals)):
         raise ConfigurationError(f"{path}: an edge's releases have no finite ε at δ = {statement.delta}")
     privacy, engine = run.scenario["privacy"], str(run.manifest["engine"])
-    marks = ["no weights"] if run.scenario["algorithm"].get("weights") == "none" else []
-    marks += [] if engine == "events" else [engine]
+    unweighted = run.scenario["algorithm"].get("weights") == "none"
+    marks = ["no weights"] * unweighted + [engine] * (engine != "events")
     return RunRow(
         run=run.name,
         case=", ".join([str(run.manifest["name"]), *marks]),
@@ -125,8 +122,9 @@ def row_of(path: Path) -> RunRow:
 
 
 def spread(epsilons: Sequence[float]) -> float:
-    """Return how many times the least ε the largest is."""
-    return max(epsilons) / min(epsilons)
+    """Return how many times the least ε the largest is, over the edges that have released anything."""
+    spent = [epsilon for epsilon in epsilons if epsilon > 0] or [1.0]
+    return max(spent) / min(spent)
 
 
 def cases_of(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
@@ -141,9 +139,7 @@ def cases_of(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
 def _case(own: Sequence[RunRow], other: Sequence[RunRow]) -> dict[str, Any]:
     mean = statistics.fmean(row.accuracy for row in own)
     mine, theirs = ({row.seed: row.accuracy for row in some} for some in (own, other))
-    points: tuple[
-        float, ...
-    ] = ()  # accuracy − the other's, in points: for each seed of both, or of the means
+    points: tuple[float, ...] = ()
     if other and None not in mine and mine.keys() == theirs.keys() and len(mine) == len(own) == len(other):
         points = tuple(100 * (mine[seed] - theirs[seed]) for seed in mine)
     elif other:
@@ -154,11 +150,9 @@ def _case(own: Sequence[RunRow], other: Sequence[RunRow]) -> dict[str, Any]:
         "runs": len(own),
         "accuracy": mean,
         "spread": max(spread(row.epsilon) for row in own),
-        "off_budget": max(
-            off, default=None
-        ),  # the farthest that an edge's ε is from the budget, as a share of it
+        "off_budget": max(off, default=None),  # the farthest of an edge's ε from the budget, as a share of it
         "against": other[0].case if other else None,
-        "points": points,
+        "points": points,  # accuracy − the other's: for each seed of both, or of the means
     }
 
 
@@ -212,7 +206,7 @@ def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int)
         raise ConfigurationError(f"edge {k}: its noise is of no law that is known here")
     delta = manifest["scenario"]["privacy"]["total_delta"]
     places = sorted({max(1, round(len(seconds) * n / points)) for n in range(1, points + 1)})
-    spent = [one for place in places if (one := epsilon(kind, place, delta)) is not None]
+    spent = [figure for place in places if (figure := epsilon(kind, place, delta)) is not None]
     if len(spent) < len(places):
         raise ConfigurationError(f"edge {k}: its releases have no finite ε at δ = {delta}")
     device = str(joined.get("device", f"edge {k}"))
@@ -220,13 +214,12 @@ def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int)
 
 
 def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
-    """Draw ε over time, a panel for each run."""
     with panels(1, len(runs), width=3.6, height=2.8) as (figure, axes):
-        top = max(one.epsilon[-1] for edges in runs.values() for one in edges)
+        top = max(edge.epsilon[-1] for edges in runs.values() for edge in edges)
         for axis, (title, edges) in zip(axes[0], runs.items(), strict=True):
-            for place, one in enumerate(edges):
-                label = f"{one.device}: {one.releases[-1]} releases, ε = {one.epsilon[-1]:.2f}"
-                line(axis, [0.0, *one.seconds], [0.0, *one.epsilon], look(label, place))
+            for place, edge in enumerate(edges):
+                label = f"{edge.device}: {edge.releases[-1]} releases, ε = {edge.epsilon[-1]:.2f}"
+                line(axis, [0.0, *edge.seconds], [0.0, *edge.epsilon], look(label, place))
             axis.set(title=title, xlabel="seconds", ylabel="ε of the edge's records", ylim=(0, 1.35 * top))
             axis.legend(loc="upper left")
         return save(figure, stem)
@@ -240,9 +233,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="simulations at a time; default: one for each core")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets, instead of MAPA_DATA_DIR")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    parser.add_argument(
-        "--figure", type=Path, metavar="STEM", help="draw ε over time as STEM.svg and STEM.png"
-    )
+    parser.add_argument("--figure", type=Path, metavar="STEM", help="draw ε over time: STEM.svg and .png")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     given = parser.parse_args(words)
     data_dir = given.data_dir or data_directory(os.environ)
@@ -255,10 +246,8 @@ def main(words: Sequence[str] | None = None) -> int:
         paths = [find_run(name, given.runs_dir) for name in given.runs] or simulated(tasks, given.jobs)
         rows = [row_of(path) for path in paths]
         if given.figure:
-            for file in draw(
-                {row.case: spending(path) for row, path in zip(rows, paths, strict=True)}, given.figure
-            ):
-                print(file, file=sys.stderr)
+            spent = {row.case: spending(path) for row, path in zip(rows, paths, strict=True)}
+            print(*draw(spent, given.figure), sep="\n", file=sys.stderr)
     except MapaError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1

@@ -36,6 +36,7 @@ from common.quantities import EdgeId, RunId, Vector
 from common.transport.channel import Channel
 from common.wire import v1
 from common.wire.codec import decode_gradient, decode_model
+from common.wire.codings.registry import EVERY, expand
 from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic
 from edge.worker import EdgeWorker
 from mapa.figures import panels, save
@@ -53,6 +54,7 @@ PSNR_CEILING = 100.0  # dB; float32 allows no more, and a mean needs a finite fi
 _WINDOW_STD = 1.5  # Wang et al. 2004: an 11 × 11 Gaussian window
 _TRUNCATE = 3.5
 _K1, _K2 = 0.01, 0.03
+_FIGURES = ("psnr", "ssim", "correlation", "label_accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,6 @@ def models_at(world: World, updates: Sequence[int]) -> list[SendModel]:
 class Reconstruction:
     """One cell of the grid: means over several releases, and the picture of one of them."""
 
-    clipping: str
     law: str
     epsilon: float | None  # nominal ε of one release; None: no noise
     t: int
@@ -196,7 +197,8 @@ class Reconstruction:
     label_accuracy: float
     picture: Picture
     truth: Picture
-    correlations: tuple[float, ...]  # |r| of each release
+    correlations: Sequence[float]  # |r| of each release
+    clipping: str = ""
 
 
 def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
@@ -230,9 +232,8 @@ def attack(
     ΔS is 2C over the batch size of the attack.
     """
     if batch_size < 1 or releases < 1 or batch_size * releases > len(world.rows[0]):
-        raise ConfigurationError(
-            f"batch_size = {batch_size}, releases = {releases}: edge 0 has {len(world.rows[0])} images"
-        )
+        images = f"edge 0 has {len(world.rows[0])} images"
+        raise ConfigurationError(f"batch_size = {batch_size}, releases = {releases}: {images}")
     head = head_of(world.model)
     trained: dict[float | None, list[SendModel]] = {None: models_at(world, iterations)}
     if retrain:
@@ -246,33 +247,32 @@ def attack(
         for name, epsilon, law in noised:
             rows = []
             for sent in trained.get(epsilon, trained[None]):
-                worker = _worker(world, law, clipping, batch_size)
+                worker = world.workers()[0]
+                # shuffled, since a Poisson batch of one is empty as often as not
+                worker.mechanism = Mechanism(law, batch_size, Shuffled(), clipping)
                 rows.append([_one(world, head, worker, sent, n) for n in range(1, releases + 1)])
             if law is None:
                 # a fitted sample of the SVM has no gradient: show one that has, where there is one
                 worst = [min(map(_correlation, column)) for column in zip(*rows, strict=True)]
                 shown = next((n for n, r in enumerate(worst) if r > 0), 0)
             for t, outcomes in zip(iterations, rows, strict=True):
-                means = {
-                    key: float(np.mean([outcome.figures[key] for outcome in outcomes]))
-                    for key in outcomes[0].figures
-                }
-                figures: dict[str, Any] = {
-                    key: None if math.isnan(mean) else mean for key, mean in means.items()
-                }
-                cells.append(
-                    Reconstruction(
-                        clipping=clipping.name,
-                        law=name,
-                        epsilon=epsilon,
-                        t=t,
-                        **figures,
-                        picture=outcomes[shown].guess,
-                        truth=outcomes[shown].truth,
-                        correlations=tuple(map(_correlation, outcomes)),
-                    )
+                cell = Reconstruction(
+                    clipping=clipping.name,
+                    law=name,
+                    epsilon=epsilon,
+                    t=t,
+                    **{key: _mean([outcome.figures[key] for outcome in outcomes]) for key in _FIGURES},
+                    picture=outcomes[shown].guess,
+                    truth=outcomes[shown].truth,
+                    correlations=tuple(map(_correlation, outcomes)),
                 )
+                cells.append(cell)
     return cells
+
+
+def _mean(values: Sequence[float]) -> Any:
+    mean = float(np.mean(values))
+    return None if math.isnan(mean) else mean
 
 
 def _trained_with(world: World, epsilon: float) -> World:
@@ -282,13 +282,6 @@ def _trained_with(world: World, epsilon: float) -> World:
         raise ConfigurationError(f"privacy.noise = {scenario.privacy.noise!r}: has no ε to train with")
     privacy = scenario.privacy.model_copy(update={"epsilon": (epsilon,)})
     return replace(world, scenario=scenario.model_copy(update={"privacy": privacy}))
-
-
-def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: int) -> EdgeWorker:
-    """Return edge 0 with another mechanism; shuffled, since a Poisson batch of one is empty as often as not."""
-    worker = world.workers()[0]
-    worker.mechanism = Mechanism(law, batch_size, Shuffled(), clipping)
-    return worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,13 +310,13 @@ def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) 
     truths = [_truth(world, head, sent, row) for row in rows.tolist()]
     nearest = max(truths, key=lambda truth: correlation(truth, guess))
     pixels, shape = head.sees_pixels, world.dataset.shape
-    figures = {
-        "psnr": psnr(nearest, guess) if pixels else math.nan,
-        "ssim": ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
-        "correlation": correlation(nearest, guess),
-        "label_accuracy": float(head.target(gradient) in shard.targets[rows]),
-    }
-    return _Outcome(guess, nearest, figures)
+    figures = (
+        psnr(nearest, guess) if pixels else math.nan,
+        ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
+        correlation(nearest, guess),
+        float(head.target(gradient) in shard.targets[rows]),
+    )
+    return _Outcome(guess, nearest, dict(zip(_FIGURES, figures, strict=True)))
 
 
 def _truth(world: World, head: Head, sent: SendModel, row: int) -> Picture:
@@ -338,9 +331,9 @@ def _truth(world: World, head: Head, sent: SendModel, row: int) -> Picture:
 def grey_shape(dataset: Dataset) -> tuple[int, int]:
     """Return height and width of the data set's images; ConfigurationError where it holds anything else."""
     if len(dataset.shape) != 2 or not dataset.classes:
+        what = f"shape {dataset.shape}, {dataset.classes} classes"
         raise ConfigurationError(
-            f"data.set = {dataset.name!r}: shape {dataset.shape}, {dataset.classes} classes: only grey images with"
-            " classes can be drawn"
+            f"data.set = {dataset.name!r}: {what}: only grey images with classes can be drawn"
         )
     return dataset.shape[0], dataset.shape[1]
 
@@ -367,11 +360,9 @@ def draw_sightings(
     pairs: Sequence[tuple[str, Picture, Picture]], shape: tuple[int, int], stem: Path
 ) -> list[Path]:
     """Write (name, reconstruction, nearest training image) rows."""
-    titles = ("from the wire", "nearest image")
-    rows = [
-        (name, [(title if place == 0 else "", image) for title, image in zip(titles, images, strict=True)])
-        for place, (name, *images) in enumerate(pairs)
-    ]
+    titles = [("from the wire", "nearest image"), *[("", "")] * (len(pairs) - 1)]
+    named = zip(titles, pairs, strict=True)
+    rows = [(name, list(zip(heads, images, strict=True))) for heads, (name, *images) in named]
     return _write(rows, shape, stem)
 
 
@@ -404,13 +395,13 @@ class PayloadRecorder:
     _models: dict[EdgeId, bytes] = field(default_factory=dict)
 
     def model(self, topic: str, payload: bytes) -> None:
-        self._models[parse_edge_topic(topic).edge_id] = payload
+        self._models[parse_edge_topic(topic).edge_id] = expand(payload, EVERY)
 
     def gradient(self, topic: str, payload: bytes) -> None:
         """Keep the payload, and the model that it answers where that was seen; a resent one only once."""
         if len(self.kept) >= self.limit:
             return
-        edge_id = parse_edge_topic(topic).edge_id
+        edge_id, payload = parse_edge_topic(topic).edge_id, expand(payload, EVERY)
         dimension = max(1, (len(payload) - v1.HEADER_BYTES) // 4)
         arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
         stem = f"{edge_id}-{arrived.sequence:08d}"
@@ -426,7 +417,7 @@ class PayloadRecorder:
 def record_payloads(
     channel: Channel, run: RunId, directory: Path, limit: int, on_full: Callable[[], None] | None = None
 ) -> PayloadRecorder:
-    """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, raw as they were on the wire.
+    """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, as they were on the wire, decoded.
 
     Needs a login that may read every edge's branch: the cloud's own, which is the adversary meant.
     """
@@ -441,8 +432,6 @@ def record_payloads(
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one payload gave away."""
-
     arrived: GradientArrived
     picture: Picture
     target: int
@@ -452,13 +441,11 @@ def observe(
     head: Head, edge_id: EdgeId, payload: bytes, answered: bytes | None, regularization: float
 ) -> Sighting:
     """Invert one gradient as it was on the wire; with the model that it answers, λx is taken off first."""
-    arrived = decode_gradient(edge_id, payload, head.model.dimension)
+    dimension = head.model.dimension
+    arrived = decode_gradient(edge_id, payload, dimension)
     gradient: Vector = arrived.gradient
     if answered is not None:
-        gradient = (
-            gradient
-            - np.float32(regularization) * decode_model(edge_id, answered, head.model.dimension).model
-        )
+        gradient = gradient - np.float32(regularization) * decode_model(edge_id, answered, dimension).model
     return Sighting(arrived, head.invert(gradient), head.target(gradient))
 
 
@@ -480,15 +467,14 @@ def observe_directory(model: Model, directory: Path, *, regularization: float = 
 
 def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
     """Return the training image that a reconstruction resembles most, and |r|."""
-    best, best_r = 0, -1.0
     wanted = picture - picture.mean()
     norm = float(np.linalg.norm(wanted))
     if norm == 0:
         return 0, 0.0
-    for start in range(0, len(dataset.train), 8192):
-        pixels = dataset.train.values(np.arange(start, min(start + 8192, len(dataset.train))))
+    likenesses = []
+    for rows in np.split(np.arange(len(dataset.train)), range(8192, len(dataset.train), 8192)):
+        pixels = dataset.train.values(rows)
         centred = pixels - pixels.mean(axis=1, keepdims=True)
-        r = np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12)
-        if r.max() > best_r:
-            best, best_r = start + int(r.argmax()), float(r.max())
-    return best, best_r
+        likenesses.append(np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12))
+    r = np.concatenate(likenesses)
+    return int(r.argmax()), float(r.max())

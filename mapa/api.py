@@ -24,17 +24,15 @@ from common.algorithms import description_of
 from common.datasets.catalogue import data_directory
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
-from common.mechanism.clipping import CLIPPINGS
-from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import SAMPLERS
 from common.metrics import Metric
 from common.models.features import user_cache
 from common.own_code import CODE_KEYS, given_objects
 from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.scenario import Scenario as CheckedScenario
+from mapa.budget import mechanism_asked_for
 from mapa.cloud_run import Setting
 from mapa.output import note
-from mapa.process_run import PROCESSES, run_in_processes
+from mapa.process_run import run_in_processes
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_result import Run, read_result
@@ -257,7 +255,7 @@ def run(
     /,
     *,
     broker: str = "auto",
-    processes: int = PROCESSES,
+    processes: int | None = None,
     runs_dir: str | Path = "runs",
     data_dir: str | Path | None = None,
     progress: bool | OnProgress = True,
@@ -267,7 +265,7 @@ def run(
 
     As `simulate`, but a class of a model, data set or noise law must be in a file: the edges' processes import it.
     """
-    if not isinstance(processes, int) or processes < 1:
+    if processes is not None and (not isinstance(processes, int) or processes < 1):
         raise ConfigurationError(f"processes = {processes!r}: must be a whole number of at least 1")
     asked = Given.of(scenario).with_(changes)
     asked.require_importable()
@@ -303,8 +301,7 @@ def calibrate(
     `releases` are the noised gradients of one edge (with local steps, messages × E), `shard_size` is its number of
     records, `largest_batch` goes with sampler = "truncated-poisson". As `mapa calibrate`.
     """
-    drawn = SAMPLERS.make(sampler, {} if largest_batch is None else {"largest_batch": largest_batch})
-    mechanism = Mechanism(None, batch_size, drawn, CLIPPINGS.make(clipping, {}))
+    mechanism = mechanism_asked_for(batch_size, sampler, clipping, largest_batch)
     budget = Budget(total_epsilon, total_delta)
     with kept_in(user_cache()):
         return least_multiplier(budget, mechanism, releases=releases, shard_size=shard_size)

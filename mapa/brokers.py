@@ -82,7 +82,6 @@ class Broker:
         self.stop(signal.SIGKILL)
 
     def pause(self, on: bool) -> None:
-        """Freeze it, or let it go on."""
         os.kill(self.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     @contextlib.contextmanager
@@ -115,14 +114,12 @@ def find_mosquitto() -> str | None:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def mosquitto_configuration(port: int, max_payload: int, extra: Sequence[str] = ()) -> str:
-    """Return the text of mosquitto.conf."""
     lines = [
         "per_listener_settings false",
         "persistence false",
@@ -224,12 +221,11 @@ class SizeProbe:
     passed: bool = False  # the large one came back
     settled: bool = False  # the small one came back, so there is nothing to wait for
 
-    def begin(self) -> None:
-        """Listen to our own messages; `send` must follow in the loop's thread, behind the subscription."""
+    def __post_init__(self) -> None:
         self.channel.subscribe(probe_topic(self.run), self._on_echo)
 
     def send(self) -> None:
-        """Send both, without acknowledgement, as models are sent."""
+        """Send both, without acknowledgement, as models are sent; in the loop's thread, behind the subscription."""
         mark = self.nonce.encode()
         self.channel.publish(probe_topic(self.run), mark.ljust(self.size, b"\0"))
         self.channel.publish(probe_topic(self.run), mark)
@@ -247,7 +243,6 @@ def check_message_size(
 ) -> None:
     """Raise ConfigurationError where the broker does not deliver messages of a run's size."""
     channel, size = probe.channel, probe.size
-    probe.begin()
     for _attempt in range(2):  # one connection may be lost for another reason
         loop.post(probe.send)
         until = loop.now() + _ECHO

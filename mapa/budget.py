@@ -9,6 +9,9 @@ from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
 from common.models.features import user_cache
 from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
@@ -25,7 +28,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
     budget permits at this z. `say` hears what is looked for and how long it took: half a minute for one z, where no
     run before has asked for the same.
     """
-    user_cache()  # the statement at the end uses it, too: a wrong MAPA_CACHE_MB is refused before anything starts
+    user_cache()  # a wrong MAPA_CACHE_MB is refused before anything starts
     privacy = scenario.privacy
     law = privacy.described.made
     total_epsilon = privacy.total_epsilon
@@ -87,6 +90,12 @@ def _multipliers(
         if say is not None:
             say(f"{symbol} = {z:.6g}, found in {time.perf_counter() - began:.1f} s")
     return found
+
+
+def mechanism_asked_for(batch_size: int, sampler: str, clipping: str, largest_batch: int | None) -> Mechanism:
+    """Return a mechanism, but for its noise, by the names of its parts."""
+    options = {} if largest_batch is None else {"largest_batch": largest_batch}
+    return Mechanism(None, batch_size, SAMPLERS.make(sampler, options), CLIPPINGS.make(clipping, {}))
 
 
 def releases_of_an_edge(scenario: Scenario) -> int:

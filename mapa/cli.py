@@ -38,7 +38,7 @@ _TRAINED = (
 # By the words behind `mapa`: the first line of the help, which `mapa --help` shows without loading a command ("": it is
 # one of a group), and the words behind the name as an example.
 COMMANDS = {
-    "init": ("Write a project: a scenario, a model of one's own, and how to run it.", "my-project"),
+    "init": ("Write a project: a scenario, a model of your own, and how to run it.", "my-project"),
     "simulate": ("Simulate a scenario without a network.", "quickstart --seed 1 --set algorithm.theta=0.7"),
     "run": (
         "Train with a broker, a cloud and edge processes on this machine.",
@@ -145,6 +145,16 @@ COMMANDS = {
     "data where": ("", ""),
     "data show": ("", "quickstart --set data.partition=dirichlet"),
     "data get": ("", "--scenario cnn-mnist"),
+    "certs": ("Identities by certificate: make, enrol, revoke.", "init vm.example.org"),
+    "certs init": ("", "vm.example.org 192.0.2.7"),
+    "certs cloud": ("", ""),
+    "certs edge": ("", "lab-0 lab-1"),
+    "certs helper": ("", "witness"),
+    "certs enrol": ("", "north south --host vm.example.org"),
+    "certs revoke": ("", "north"),
+    "certs rotate": ("", "lab-0 broker"),
+    "certs show": ("", "--json"),
+    "certs passwords": ("", "lab=10 desk=2"),
     "devices": (
         "Devices that edges pose as: presets, and this machine measured.",
         "measure --name attic --against 0.4",
@@ -152,7 +162,7 @@ COMMANDS = {
     "devices list": ("", "--json"),
     "devices measure": ("", "--name attic --against 0.4"),
 }
-GROUPS = ("runs", "ledger", "scenario", "data", "devices")
+GROUPS = ("runs", "ledger", "scenario", "data", "certs", "devices")
 _PLACES = {  # where a command's function is, if not NAME_command in mapa/commands/NAME.py
     "schedule": "mapa.commands.schedule:schedule",
     "pace": "mapa.commands.devices:pace_command",
@@ -189,7 +199,7 @@ _CODES = {  # of the others _DONE
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
 # One BLAS thread each; the others may use what they find.
-_SERVICES = ("run", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
+_ONE_THREAD = ("run", "simulate", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
 
 
 def example(name: str) -> str:
@@ -280,7 +290,7 @@ def main() -> None:
     """Run a command, and turn whatever ends it into one of EXIT_CODES."""
     output.begin(os.environ)
     arguments = current_name(sys.argv[1:])
-    if named_in(arguments) in _SERVICES:
+    if named_in(arguments) in _ONE_THREAD:
         one_thread()  # before a command imports numpy
     try:
         with interrupted_by_signals():

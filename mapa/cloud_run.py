@@ -135,7 +135,6 @@ class CloudRun:
         return f"mapa cloud --resume {path} {self.reached}{allowing(self.setting.scenario.canonical())}"
 
     def remember(self) -> None:
-        """Write what a resumed cloud needs."""
         places = {"data_dir": self.setting.data_dir, "test_data": self.setting.test_data}
         values = {name: None if path is None else str(path.resolve()) for name, path in places.items()}
         self.directory.document(RESUME, {**values, HALT_OWED: self.undelivered})

@@ -43,8 +43,6 @@ class ContainerRunError(MapaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The images of the containers."""
-
     cloud: str = "mapa-cloud"
     edge: str = "mapa-edge-cnn"
     broker: str = "eclipse-mosquitto:2"
@@ -150,7 +148,6 @@ class Stack:
     # -- waiting ----------------------------------------------------------------------------------------
 
     def wait(self, name: str, timeout: float) -> int:
-        """Return the exit code of a container once it has ended."""
         container = self.container(name)
 
         def ended() -> bool:
@@ -181,7 +178,6 @@ class Stack:
             time.sleep(_LOOK_EVERY)
 
     def last_lines(self, lines: int = 3) -> str:
-        """Return the last log lines of all containers."""
         logs = []
         for container in self.containers():
             output = container.logs(tail=lines).decode(errors="replace").strip().splitlines()

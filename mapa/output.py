@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -115,6 +116,14 @@ def visible(text: str) -> str:
 def printable(text: str) -> str:
     """Return a text of unknown origin for a terminal or a table: each control character replaced by one sign."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def rounded_up(epsilon: float) -> str:
+    """Return ε in four digits that are still an upper bound."""
+    if epsilon == 0:
+        return "0"
+    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+    return f"{math.ceil(epsilon * scale - 1e-9) / scale:.10g}"
 
 
 def coloured(stream: IO[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from mapa.run_view import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
-PROCESSES = 8  # of edges, at most, unless the user says otherwise
+_PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
@@ -34,9 +35,10 @@ class EdgesFailedError(MapaError):
     """Every edge process ended before the run did."""
 
 
-def edge_counts(edges: int, processes: int) -> list[int]:
-    """Spread the edges over processes, as evenly as can be."""
-    processes = max(1, min(processes, edges))
+def edge_counts(edges: int, processes: int | None = None) -> list[int]:
+    """Spread edges over processes; by default over one a core: more would only take turns, and start later."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = max(1, min(processes or min(cores, _PROCESSES), edges))
     share, rest = divmod(edges, processes)
     return [share + (i < rest) for i in range(processes)]
 
@@ -46,7 +48,6 @@ class EdgeProcesses:
 
     def __init__(self) -> None:
         self.children: dict[Path, subprocess.Popen[bytes]] = {}  # by the file
-        self.patience = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
         self.failure = ""  # why they have ended before the run
 
     def start(self, command: Sequence[str], log: Path) -> None:
@@ -67,15 +68,14 @@ class EdgeProcesses:
                 break
         loop.stop()
 
+    def wait(self) -> None:
+        await_children(self.children.values(), _GRACE)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Wait for all together; then stop those that are left, at once where this or the run is interrupted."""
-        try:
-            await_children(self.children.values(), self.patience if kind is None else 0.0)
-        finally:
-            stop_children(*self.children.values())
+    def __exit__(self, *_: object) -> None:
+        stop_children(*self.children.values())
 
 
 def edge_arguments(
@@ -86,7 +86,7 @@ def edge_arguments(
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
     for name in dotted_paths(scenario):
         arguments += ["--allow", name]
-    return [*arguments, *permitted(scenario)]
+    return [*arguments, *permitted(scenario), *edge_code(scenario)]
 
 
 def permitted(scenario: Scenario) -> list[str]:
@@ -116,7 +116,7 @@ def run_in_processes(
     runs: Path,
     data_dir: Path,
     broker: str = "auto",
-    processes: int = PROCESSES,
+    processes: int | None = None,
     say: IO[str] | None = None,
 ) -> dict[str, Any]:
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
@@ -127,30 +127,29 @@ def run_in_processes(
         open_records(runs / run) as directory,
         resolve_broker(broker, directory.path / "broker", max_payload=limit, say=say) as address,
         view,
+        EdgeProcesses() as edges,
     ):
-        with (
-            open_cloud(
-                setting,
-                run=run,
-                broker=address,
-                credentials=Credentials(),
-                directory=directory,
-                view=view,
-                edges_at_least=scenario.workers,
-            ) as cloud,
-            EdgeProcesses() as edges,
-        ):
-            state = directory.path / "state"
-            for number, count in enumerate(edge_counts(scenario.workers, processes)):
-                command = edge_arguments(scenario, run, address, state, data_dir, count)
-                edges.start([*command, *edge_code(scenario)], directory.path / f"edges-{number}.log")
+        state = directory.path / "state"
+        for number, count in enumerate(edge_counts(scenario.workers, processes)):
+            command = edge_arguments(scenario, run, address, state, data_dir, count)
+            edges.start(command, directory.path / f"edges-{number}.log")
+        with open_cloud(
+            setting,
+            run=run,
+            broker=address,
+            credentials=Credentials(),
+            directory=directory,
+            view=view,
+            edges_at_least=scenario.workers,
+        ) as cloud:
             write_manifest(directory, setting, name=name, engine="processes")
             cloud.patience = _OWN_BROKER if ours else cloud.patience
             edges.watch(cloud.loop, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
-            if cloud.channel.owing:
-                edges.patience = 0.0  # they will not hear of the halt
             if not edges.failure or cloud.service.halted is not None:
                 # the records first: edges take their time, and a second Ctrl-C takes it away
-                return record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
+                summary = record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
+                if not cloud.channel.owing:  # else they will not hear of the halt
+                    edges.wait()
+                return summary
         raise EdgesFailedError(edges.failure)

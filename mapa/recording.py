@@ -6,21 +6,18 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloud.algorithm import first_of_tail
 from cloud.assembly import explained
-from common.accounting.kept import kept_in
 from common.errors import ConfigurationError, RecordsError
-from common.models.features import user_cache
 from common.records.directory import FORMAT, RunDirectory, machine_type, new_run_id, versions
 from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
-from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
 from mapa.releases import privacy_of, releases_of
@@ -45,12 +42,16 @@ def random_stream(scenario: Scenario, engine: str) -> str:
 
 
 @contextlib.contextmanager
-def open_records(path: Path) -> Iterator[RunDirectory]:
-    """Open a run's directory. A run that ends before it has a manifest never began: nothing is left of it."""
+def open_records(path: Path, *, resumed: bool = False) -> Iterator[RunDirectory]:
+    """Open the directory of a new run, or of one that goes on unless another program has it open.
+
+    A run that ends before it has a manifest never began: nothing is left of it.
+    """
     try:
-        directory = RunDirectory(path)
+        directory = RunDirectory(path, resumed=resumed)
     except OSError as error:
-        raise RecordsError(f"--runs-dir {path.parent}: cannot write records there: {error}") from error
+        where = path if resumed else f"--runs-dir {path.parent}"
+        raise RecordsError(f"{where}: cannot write records there: {error}") from error
     try:
         with directory:
             yield directory
@@ -58,17 +59,6 @@ def open_records(path: Path) -> Iterator[RunDirectory]:
         if not (path / "manifest.json").exists():
             shutil.rmtree(path, ignore_errors=True)
         raise
-
-
-@contextlib.contextmanager
-def open_again(path: Path) -> Iterator[RunDirectory]:
-    """Open the directory of a run that goes on; ConfigurationError where another program has it open."""
-    try:
-        directory = RunDirectory(path, resumed=True)
-    except OSError as error:
-        raise RecordsError(f"{path}: cannot write records there: {error}") from error
-    with directory:
-        yield directory
 
 
 def check_engine(scenario: Scenario, engine: str) -> None:
@@ -124,16 +114,10 @@ def record_simulation(
             (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
             for k, releases in enumerate(outcome.releases)
         ]
-        with _accounting(say, outcome.releases):
+        with said_if_slow(say, f"accounting ε of {sum(outcome.releases):,} releases"):
             summary["privacy"] = privacy_of(scenario, edges)
         directory.summary(summary)
     return summary
-
-
-@contextlib.contextmanager
-def _accounting(say: Say | None, releases: Sequence[int]) -> Iterator[None]:
-    with said_if_slow(say, f"accounting ε of {sum(releases):,} releases"), kept_in(user_cache()):
-        yield
 
 
 @contextlib.contextmanager
@@ -186,7 +170,7 @@ def record_cloud(
         (a.index, a.edge_id, a.law, sizes[a.index], releases)
         for a, releases in zip(accounts, summary["releases"], strict=True)
     ]
-    with _accounting(service.say, summary["releases"]):
+    with said_if_slow(service.say, f"accounting ε of {sum(summary['releases']):,} releases"):
         summary["privacy"] = privacy_of(setting.scenario, edges, service.server.restarts, least)
     with _kept(failures):
         directory.summary(summary)
@@ -232,7 +216,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
 def asked_of(scenario: Scenario, index: int) -> dict[str, Any]:
     """Return link, device and one-way delay that the scenario gives edge k."""
     link = scenario.links[index % len(scenario.links)] if scenario.links else None
-    profile = None if link is None else link_profile(link.model_dump())
+    profile = None if link is None else link.profile
     device = scenario.devices[index % len(scenario.devices)] if scenario.devices else None
     return {
         "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),

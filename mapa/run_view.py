@@ -43,13 +43,18 @@ _LEFT = {  # by the reason of an edge's leave
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """How far a run is; this one shows nothing."""
+    """How far a run is; this one shows nothing, and tells a function where there is one."""
+
+    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
+        self._tell = tell
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def show(self, done: int, note: str = "") -> None:
+    def show(self, done: int, note: str = "") -> None:  # noqa: ARG002
         """Show how many updates are done; the note has the last evaluation."""
+        if self._tell is not None:
+            self._tell(done)
 
     def end(self) -> None:
         """Show where it ended."""
@@ -58,7 +63,7 @@ class Bar(AbstractContextManager["Bar"]):
 def bar_for(title: str, total: int, progress: bool | OnProgress = True) -> Bar:
     """Return what fits the place; False: nothing is shown; a function: it is called instead."""
     if callable(progress):
-        return CallbackBar(total, progress)
+        return Bar(lambda done: progress(done, total))
     if not progress:
         return Bar()
     if (display := notebook_display()) is not None:
@@ -100,14 +105,6 @@ def notebook_display() -> Callable[..., Any] | None:
 
     found: Callable[..., Any] = display
     return found
-
-
-class CallbackBar(Bar):
-    def __init__(self, total: int, tell: OnProgress) -> None:
-        self._total, self._tell = total, tell
-
-    def show(self, done: int, note: str = "") -> None:  # noqa: ARG002
-        self._tell(done, self._total)
 
 
 class TerminalBar(Bar):

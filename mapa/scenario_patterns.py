@@ -24,7 +24,6 @@ def line_names() -> tuple[str, ...]:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Return the names of all recipes."""
     return _names(_PRIVATE)
 
 
@@ -98,7 +97,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Tell whether a pattern stands for a name."""
     return _expression(pattern).fullmatch(name) is not None
 
 

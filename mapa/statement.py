@@ -13,6 +13,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent
 from common.accounting.total import Total, total, total_of_records
 from common.mechanism.guarantee import Adjacency
+from mapa.output import rounded_up
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,32 +130,26 @@ class Statement:
 
 
 def state_privacy(
-    edges: Sequence[EdgeReleases],
-    delta: float,
-    *,
-    shared: bool = False,
-    quick: bool = False,
-    of_ledgers: bool = False,
+    edges: Sequence[EdgeReleases], delta: float, *, shared: bool = False, of_ledgers: bool = False
 ) -> Statement:
     """Account every edge at δ; edges with the same parameters are accounted once.
 
-    `shared` says that shards overlap, so a record pays for all edges' releases. Where the edges' ledgers say
-    which shards they spent on, that is found out here. `quick` leaves PLD out. `of_ledgers` says that the
-    edges' ledgers were asked, so that no run of theirs is missing.
+    `shared`: shards overlap, so a record pays for all edges' releases; where the edges' ledgers say which shards they
+    spent on, that is found out here. `of_ledgers`: the edges' ledgers were asked, so that no run of theirs is missing.
     """
     if not edges:
         raise ValueError("a statement needs at least one edge")
     keys = {edge.spent for edge in edges}
     sampled = {key: of for key in keys if (of := _sampled_gaussian(key)) is not None}
-    ranked = _ranked(sampled, delta, quick) if len(sampled) > MOST_PLDS else {}
-    totals = {key: (total(key, delta, quick=quick), True) for key in keys - ranked.keys()} | ranked
+    ranked = _ranked(sampled, delta) if len(sampled) > MOST_PLDS else {}
+    totals = {key: (total(key, delta), True) for key in keys - ranked.keys()} | ranked
     stated = tuple(EdgeStatement(edge, *totals[edge.spent]) for edge in edges)
     overlap = overlapping(edges)
     if shared:
         everything = [spent for edge in edges for spent in edge.spent]
-        whole = total(everything, delta, quick=quick)
+        whole = total(everything, delta)
     elif overlap:
-        whole = total_of_records([one for edge in edges for one in edge.shards], delta, quick=quick)
+        whole = total_of_records([one for edge in edges for one in edge.shards], delta)
     else:
         whole = _largest(stated).total
     return Statement(delta, stated, whole, SHARED if shared else overlap, of_ledgers)
@@ -194,7 +189,7 @@ def _sampled_gaussian(key: Key) -> GaussianReleases | None:
     return GaussianReleases(multiplier, spent.kind.sampling_rate, spent.charges)
 
 
-def _ranked(keys: Mapping[Key, GaussianReleases], delta: float, quick: bool) -> dict[Key, tuple[Total, bool]]:
+def _ranked(keys: Mapping[Key, GaussianReleases], delta: float) -> dict[Key, tuple[Total, bool]]:
     """Account the largest and the smallest exactly and bound the rest.
 
     ε rises with the rate and the count and falls with z, so RDP at a rate rounded up bounds each, and
@@ -204,15 +199,15 @@ def _ranked(keys: Mapping[Key, GaussianReleases], delta: float, quick: bool) -> 
     bounds: dict[Key, float] = {}
     for key, of in keys.items():
         rate = cuts[bisect.bisect_left(cuts, of.rate)]
-        bounds[key] = gaussian.rdp([GaussianReleases(of.noise_multiplier, rate, of.count)], delta)
+        bounds[key] = gaussian.rdp(GaussianReleases(of.noise_multiplier, rate, of.count), delta)
     order = sorted(keys, key=bounds.__getitem__, reverse=True)
-    exact: dict[Key, Total] = {order[-1]: total(order[-1], delta, quick=quick)}
+    exact: dict[Key, Total] = {order[-1]: total(order[-1], delta)}
     largest = 0.0
     for key in order:
         if bounds[key] <= largest:
             break
         if not any(_dominates(keys[done], keys[key]) for done in exact):
-            exact[key] = total(key, delta, quick=quick)
+            exact[key] = total(key, delta)
             largest = max(largest, exact[key].epsilon)
     reason = (
         "an upper bound, computed for many edges at once: by RDP, or the largest edge's ε where that is less"
@@ -272,9 +267,9 @@ def _words(statement: Statement) -> Iterator[str]:
         subject = f"For {other} edge with at least {worst.of.kind.shard_size} records: each of them"
         bound = "at most "
     yield (
-        f"{subject} {verb} protected with {bound}(ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out"
-        f" adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all gradients"
-        f" {seen}."
+        f"{subject} {verb} protected with {bound}(ε = {rounded_up(whole.epsilon)}, δ = {whole.delta:g})-DP under"
+        f" zero-out adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all"
+        f" gradients {seen}."
     )
     if whole.epsilon >= LITTLE:
         yield f"An ε of {LITTLE:g} or more gives little protection."
@@ -293,7 +288,7 @@ def _words(statement: Statement) -> Iterator[str]:
         )
     beside = ""
     if whole.replace_one is not None:
-        beside = f"; under replace-one adjacency ε = {_number(whole.replace_one)}"
+        beside = f"; under replace-one adjacency ε = {rounded_up(whole.replace_one)}"
     yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
@@ -395,12 +390,4 @@ def _cell(figure: float | None, edge: EdgeStatement) -> str:
         return "∞"
     if figure is None:
         return "–"
-    return f"≤ {_number(figure)}" if edge.of.at_least or not edge.exact else _number(figure)
-
-
-def _number(epsilon: float) -> str:
-    """Round up, so that the printed ε is still an upper bound."""
-    if epsilon == 0:
-        return "0"
-    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
-    return f"{math.ceil(epsilon * scale - 1e-9) / scale:.10g}"
+    return f"≤ {rounded_up(figure)}" if edge.of.at_least or not edge.exact else rounded_up(figure)

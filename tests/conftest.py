@@ -73,40 +73,24 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     return subprocess.run([sys.executable, "-m", "pytest", *config.invocation_params.args, *alone]).returncode
 
 
+def _files(**folders: str) -> set[str]:
+    return {f"tests/{folder}/test_{name}.py" for folder, names in folders.items() for name in names.split()}
+
+
 # Files whose slow tests show again, longer or under more conditions, what a test of `make test` shows.
-EXTENDED = {
-    *(
-        f"tests/broker/test_{name}.py"
-        for name in (
-            *(
-                "budget_of_records",
-                "chaos",
-                "devices",
-                "edge_imports",
-                "edge_returns",
-                "field_algorithms",
-                "guide",
-            ),
-            *("halt_delivery", "hearing", "large_model", "local_steps", "metrics_endpoints", "pacing"),
-            *("records_fail", "run_endings", "truncated_batches"),
-        )
-    ),
-    *(f"tests/browser/test_{name}.py" for name in ("look", "kept")),
-    *(
-        f"tests/experiments/test_{name}.py"
-        for name in ("attack", "audit_battery", "reference", "reproduce_choices", "sweep_ray")
-    ),
-    *(f"tests/common/test_{name}.py" for name in ("accounting_rounding", "landmarks", "truncated_batches")),
-    *(f"tests/docs/test_{name}.py" for name in ("commands", "own_model_page")),
-    "tests/mapa/test_honest_runs.py",
-}
-
-
-STATISTICS = {
-    *(f"tests/common/test_{name}.py" for name in ("noise", "noise_port", "randomness")),
-    *(f"tests/edge/test_{name}.py" for name in ("clipping_holds", "privacy", "samplers")),
-    *(f"tests/experiments/test_{name}.py" for name in ("audit", "audit_battery")),
-}
+EXTENDED = _files(
+    broker="chaos devices edge_returns guide halt_delivery hearing large_model metrics_endpoints run_endings",
+    browser="look kept",
+    experiments="attack audit_battery reference reproduce_choices sweep_ray",
+    common="accounting_rounding landmarks truncated_batches",
+    docs="commands own_model_page",
+    mapa="honest_runs",
+)
+STATISTICS = _files(
+    common="noise noise_port randomness",
+    edge="clipping_holds privacy samplers",
+    experiments="audit audit_battery",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

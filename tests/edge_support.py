@@ -19,7 +19,7 @@ from common.scenario.scenario import Scenario
 from common.transport.link import LinkProfile
 from common.wire.codec import decode_hello, decode_leave, encode, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
-from edge.client import EdgeClient
+from edge.client import EdgeClient, at_once
 from edge.joining import Membership, Preparation
 from edge.ledger import Account, Ledger, ShardIdentity
 from edge.own_data import OwnData
@@ -102,6 +102,7 @@ class Stage:
     failure: BaseException | None = None  # what loading the data set ends with
     started: bool = True
     stops: list[int] = field(default_factory=list)
+    background: Callable[..., None] = at_once
 
     def __post_init__(self) -> None:
         membership = Membership(self.run, self.policy, self.ledger, self._load, renewable=self.renewable)
@@ -112,6 +113,7 @@ class Stage:
             say=self.said.append,
             note=self.notes.append,
             on_stop=self.stops.append,
+            background=self.background,
         )
         cloud = encode(Presence(True, CLOUD, LIFE))
         self.broker.route(presence_topic(self.run), cloud, retain=True)

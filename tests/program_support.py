@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pytest
 from common.datasets.catalogue import data_directory
 from mapa.brokers import find_mosquitto
 from mapa.cli import main
-from mapa.processes import one_thread_each
+from mapa.processes import VARIABLES, one_thread_each
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things
@@ -90,6 +91,19 @@ def journal_has(runs: Path, words: str, pattern: str = "*/events.jsonl") -> bool
     return any(words in path.read_text() for path in runs.glob(pattern))
 
 
+def assert_each_once(applied: Sequence[Mapping[str, Any]], updates: int) -> Counter[int]:
+    """Check the records of all updates: t from 1 to T, no (edge, sequence) twice, none left out; count by edge."""
+    assert [event["t"] for event in applied] == list(range(1, updates + 1))
+    sequences: dict[int, list[int]] = {}
+    for event in applied:
+        assert event["staleness"] == event["t"] - event["version"] >= 0
+        sequences.setdefault(event["edge"], []).append(event["sequence"])
+    for edge, seen in sequences.items():
+        assert seen == list(range(1, len(seen) + 1)), f"edge {edge}: a gradient was lost or applied twice"
+    assert len({(event["edge_id"], event["sequence"]) for event in applied}) == updates
+    return Counter({edge: len(seen) for edge, seen in sequences.items()})
+
+
 class Done(NamedTuple):
     """How a command ended."""
 
@@ -104,6 +118,8 @@ class Mapa:
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
         self._monkeypatch = monkeypatch
+        for name in VARIABLES:  # which a command may set: put back after the test
+            monkeypatch.setenv(name, os.environ.get(name, ""))
 
     def __call__(self, *words: str) -> Done:
         self._monkeypatch.setattr(sys, "argv", ["mapa", *words])
@@ -111,8 +127,14 @@ class Mapa:
             main()
         return Done(int(end.value.code or 0), *self._capsys.readouterr())
 
-    def rows(self, *words: str) -> list[dict[str, Any]]:
+    def rows(self, *words: str) -> Any:
+        """Return the JSON of a command that must succeed."""
         done = self(*words, "--json")
         assert done.code == 0, done.err
-        rows: list[dict[str, Any]] = json.loads(done.out)
-        return rows
+        return json.loads(done.out)
+
+    def refusal(self, *words: str, code: int = 2) -> str:
+        """Return what a command that must fail says."""
+        done = self(*words)
+        assert done.code == code, (done.out, done.err)
+        return done.err

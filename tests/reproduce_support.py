@@ -1,4 +1,4 @@
-"""Points, orders and results for tests of `mapa reproduce`."""
+"""Points, orders and results for tests of `mapa reproduce`; commands as they are typed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from click.testing import Result as Ended
+from typer.testing import CliRunner
+
 from experiments.reproduce.catalogue import FigurePoint, Result, Results, all_points, catalogue
 from experiments.reproduce.claims import Judgement, claims, judge
 from experiments.reproduce.reproduction import ReproductionOrder
+from mapa.cli import build
 
 NOWHERE = Path("/nonexistent")  # no data but the embedded images
 
@@ -46,3 +50,8 @@ def made_up(accuracy: Callable[[FigurePoint], float | None], some: Sequence[Figu
 def judged(name: str, results: Results) -> Judgement:
     (claim,) = (claim for claim in claims() if claim.name == name)
     return judge(claim, results)
+
+
+def invoked(*words: str) -> Ended:
+    """Run a command of mapa in this process; an error other than its exit is raised."""
+    return CliRunner().invoke(build(words), words, catch_exceptions=False)

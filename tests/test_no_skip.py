@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.program_support import PATIENCE
+from tests.conftest import EXTENDED, STATISTICS
+from tests.program_support import ROOT, run_program
 
-CONFTEST = Path(__file__).parent / "conftest.py"
+CONFTEST = ROOT / "tests" / "conftest.py"
 TESTS = """
 import pytest
 
@@ -46,14 +47,8 @@ def small(tmp_path: Path) -> Pytest:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MAPA_NO"))}
 
     def run(*options: str, no_skip: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, "."],
-            cwd=tmp_path,
-            env={**environ, "MAPA_NO_SKIP": no_skip, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        env = {**environ, "MAPA_NO_SKIP": no_skip, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return run_program(sys.executable, "-m", "pytest", *options, ".", env=env, cwd=tmp_path)
 
     return run
 
@@ -132,3 +127,7 @@ def test_a_failed_test_is_run_once_more_and_fails_where_it_fails_twice(
         assert "::test_that_fails_once\n" in (tmp_path / "passed.txt").read_text()
     else:
         assert "again: " not in done.stdout
+
+
+def test_the_files_of_a_kind_are_there() -> None:
+    assert not [name for name in EXTENDED | STATISTICS if not (ROOT / name).is_file()]

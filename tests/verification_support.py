@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+from hypothesis import strategies as st
 
 from cloud.recovery_log import History
 from cloud.resume import begin_history
@@ -227,3 +229,19 @@ def failures(document: Mapping[str, Any]) -> dict[str, str]:
         for check in document["checks"]
         if check["status"] == "failed"
     }
+
+
+def spoiled(data: st.DataObject, document: dict[str, Any], values: st.SearchStrategy[Any]) -> dict[str, Any]:
+    """Return a document with something in it left out or replaced."""
+    whole: dict[str, Any] = copy.deepcopy(document)
+    value: Any = whole
+    while value:
+        key = data.draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
+        if not value[key] or not isinstance(value[key], dict | list) or data.draw(st.booleans()):
+            break
+        value = value[key]
+    if value and isinstance(value, dict) and data.draw(st.booleans()):
+        del value[key]
+    elif value:
+        value[key] = data.draw(values)
+    return whole

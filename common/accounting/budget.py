@@ -6,10 +6,9 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self
 
 from common.accounting import gaussian
-from common.accounting.gaussian import GaussianReleases, dp_accounting
+from common.accounting.gaussian import GaussianReleases
 from common.accounting.kept import remembered
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import PLD_CEILING, total
@@ -139,67 +138,72 @@ def _least_multiplier(budget: Budget, unit: ReleaseKind, charges: int) -> float:
     assert effective is not None  # a Gaussian over all coordinates always has one
     if unit.drawing_rate < 1:
         unit_releases = GaussianReleases(1.0, unit.drawing_rate, charges, unit.truncation)
-        return _calibrate_sampled(budget, unit_releases) / effective
-    sigma: float = dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta)
-    return sigma * math.sqrt(charges) / effective
+        return _least_of_sampled(budget, unit_releases) / effective
+    return gaussian.multiplier_of_one(budget.epsilon, budget.delta) * math.sqrt(charges) / effective
 
 
-def _calibrate_sampled(budget: Budget, unit: GaussianReleases) -> float:
-    library = dp_accounting()
+def _least_of_sampled(budget: Budget, unit: GaussianReleases) -> float:
     truncated = unit.truncation is not None
 
     @functools.cache
     def by_pld(z: float) -> float:
-        by_grid = gaussian.pld([replace(unit, noise_multiplier=z)], budget.delta, Adjacency.ZERO_OUT)
+        by_grid = gaussian.pld(replace(unit, noise_multiplier=z), budget.delta, Adjacency.ZERO_OUT)
         return by_grid if truncated else min(by_grid, by_rdp(z))
 
+    @functools.cache
     def by_rdp(z: float) -> float:  # of truncated batches a guess: what they would cost if none were
-        return gaussian.rdp([replace(unit, noise_multiplier=z, truncation=None)], budget.delta)
-
-    def search(epsilon: Callable[[float], float], bracket: object, tolerance: float) -> float:
-        z: float = library.calibrate_dp_mechanism(
-            lambda: _Accountant(epsilon), float, budget.epsilon, budget.delta, bracket, tol=tolerance
-        )
-        return z
+        return gaussian.rdp(replace(unit, noise_multiplier=z, truncation=None), budget.delta)
 
     if budget.epsilon > PLD_CEILING:  # where `total` leaves PLD out, too: it would take minutes
         if not truncated:
-            return search(by_rdp, library.LowerEndpointAndGuess(0.001, 1.0), 1e-6)
+            bracket = _bracket(by_rdp, budget.epsilon, 0.001, 1.0)
+            if bracket is None:
+                raise _beyond(budget, unit)
+            return _where(by_rdp, budget.epsilon, *bracket, 1e-6)
         budget = replace(budget, epsilon=PLD_CEILING)  # beyond it truncated batches have no bound at all
     # RDP is quick, and PLD permits a little less noise: starting from RDP's z, PLD is never asked far
     # from the answer, where a small z would cost it minutes.
-    try:
-        above = search(by_rdp, library.LowerEndpointAndGuess(0.01, 1.0), 1e-3)
-    except library.mechanism_calibration.NoBracketIntervalFoundError:
-        # less than RDP can show; many releases are nearly one Gaussian
-        above = unit.rate * math.sqrt(unit.count) * library.get_sigma_gaussian(budget.epsilon, budget.delta)
+    bracket = _bracket(by_rdp, budget.epsilon, 0.01, 1.0)
+    if bracket is None:  # less than RDP can show; many releases are nearly one Gaussian
+        one = gaussian.multiplier_of_one(budget.epsilon, budget.delta)
+        above = unit.rate * math.sqrt(unit.count) * one
+    else:
+        above = _where(by_rdp, budget.epsilon, *bracket, 1e-3)
     most = 100 * above
     while by_pld(above) > budget.epsilon:
         above *= 1.05
         if above > most:
-            raise ConfigurationError(
-                f"total_epsilon = {budget.epsilon:g}: no noise is shown to keep {unit.count} releases within it at"
-                f" δ = {budget.delta:g}; use fewer releases, a larger ε or a larger δ"
-            )
+            raise _beyond(budget, unit)
     below = 0.94 * above
     while by_pld(below) <= budget.epsilon:
         above, below = below, 0.85 * below
     # a PLD of truncated batches takes five times as long
-    tolerance = 1e-4 if truncated else 1e-6
-    return search(by_pld, library.ExplicitBracketInterval(below, above), tolerance)
+    return _where(by_pld, budget.epsilon, below, above, 1e-4 if truncated else 1e-6)
 
 
-class _Accountant:
-    """What dp-accounting's search asks of an accountant; it remembers, where the library composes anew."""
+def _beyond(budget: Budget, unit: GaussianReleases) -> ConfigurationError:
+    return ConfigurationError(
+        f"total_epsilon = {budget.epsilon:g}: no noise is shown to keep {unit.count} releases within it at"
+        f" δ = {budget.delta:g}; use fewer releases, a larger ε or a larger δ"
+    )
 
-    def __init__(self, epsilon: Callable[[float], float]) -> None:
-        self.ledger = dp_accounting().NoOpDpEvent()
-        self._epsilon = epsilon
-        self._z = math.nan
 
-    def compose(self, z: float) -> Self:
-        self._z = z
-        return self
+def _bracket(
+    epsilon: Callable[[float], float], target: float, low: float, high: float
+) -> tuple[float, float] | None:
+    """Return two z with the target between their ε; None where even an enormous z costs more."""
+    gap = high - low
+    for _ in range(31):
+        if (epsilon(low) - target) * (epsilon(high) - target) <= 0:
+            return low, high
+        gap *= 2
+        low, high = high, high + gap
+    return None
 
-    def get_epsilon(self, delta: float) -> float:  # noqa: ARG002 - bound already
-        return self._epsilon(self._z)
+
+def _where(
+    epsilon: Callable[[float], float], target: float, low: float, high: float, tolerance: float
+) -> float:
+    """Return a z with epsilon(z) = target, up to the tolerance, and at most the target where it can be told."""
+    z = gaussian.root_of(lambda z: epsilon(z) - target, low, high, tolerance)
+    return z + tolerance if epsilon(z) > target > epsilon(z + tolerance) else z

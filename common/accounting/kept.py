@@ -1,8 +1,8 @@
-"""Figures of the accountant that take seconds, kept from one run to the next where a program gives a store for them.
+"""What a budget permits, z or a number of releases, kept from one run to the next where a program gives a store.
 
 The key is a hash of every input, of the accountant's own code and of the libraries below it. What a store returns is
 never taken into less noise or more releases unchecked: `budget` accounts it again, once, before it counts. Edges give
-no store, nor does `mapa verify`: budgets are guarded, and statements checked, by figures computed there and then.
+no store, nor does `mapa verify`: budgets are guarded, and statements made and checked, by figures of there and then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from common.accounting.releases import ReleaseKind
 
-_LIBRARIES = ("dp-accounting", "numpy", "scipy")
+_LIBRARIES = ("numpy", "scipy")
 _OURS = "common."
 _WORTH = 0.05  # seconds: what is found sooner is not kept
 
@@ -52,7 +52,6 @@ def remembered(
     *about: object,
     kinds: Iterable[ReleaseKind],
     read: Callable[[Any], T | None],
-    plain: Callable[[T], object] = lambda value: value,
 ) -> T:
     """Return the figure kept for `about`, else compute it and keep it.
 
@@ -74,7 +73,7 @@ def remembered(
     began = time.perf_counter()
     value = compute()
     if time.perf_counter() - began >= _WORTH:
-        store.write_text(key, json.dumps(plain(value)))
+        store.write_text(key, json.dumps(value))
     return value
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases, rdp_curve
-from common.accounting.kept import remembered
 from common.accounting.pure import PureReleases
 from common.accounting.releases import (
     Costs,
@@ -118,7 +116,7 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
     return _total(merged[0], delta, quick, replace_one and not quick)
 
 
-def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool = False) -> Total:
+def total_of_records(spent: Iterable[ShardSpent], delta: float) -> Total:
     """Return the largest total that any record can have.
 
     One cut may be looked at shard by shard, with the other cuts at their worst. That is a bound whichever cut
@@ -128,7 +126,7 @@ def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool =
     bounds = []
     for anchor, shards in shard_costs(everything).items():
         others = worst_record(item for item in everything if item.cut != anchor)
-        figures = [total((*others, *shard), delta, quick=quick) for shard in _largest(shards)]
+        figures = [total((*others, *shard), delta) for shard in _largest(shards)]
         bounds.append(max(figures, key=lambda figure: figure.epsilon))
     return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
 
@@ -156,30 +154,7 @@ def _covers(one: Costs, other: Costs) -> bool:
 def _total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
     if _all_pure([spent]):
         return _pure_total(spent, delta)
-    if not replace_one:  # what a budget is held against is accounted there and then
-        return _gaussian_total(spent, delta, quick, replace_one)
-    return remembered(
-        lambda: _gaussian_total(spent, delta, quick, replace_one),
-        *("total", spent, delta, quick, replace_one),
-        kinds=(spent.kind,),
-        read=lambda kept: _read_total(kept, spent, delta),
-        plain=asdict,
-    )
-
-
-def _read_total(kept: dict[str, Any], spent: Spent, delta: float) -> Total | None:
-    """Return a total that was kept; None where it cannot be one of these releases: RDP's figure is quick to compute."""
-    found = Total(**kept)
-    figures = [*found.by_method().values(), *((found.replace_one,) if found.replace_one is not None else ())]
-    if (
-        found.delta != delta
-        or not isinstance(found.reason, str)
-        or not all(type(one) is float and one >= 0 for one in figures)
-    ):
-        return None
-    groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    rdp = None if any(group.truncation for group in groups) else gaussian.rdp(groups, delta)
-    return found if found.rdp == rdp else None
+    return _gaussian_total(spent, delta, quick, replace_one)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -251,8 +226,8 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
     """Return RDP's figure and PLD's; of truncated batches PLD's or none at all, since no other method has a bound."""
     if delta == 0:
         return Total(delta=delta, reason=_NO_DELTA)
-    [group] = groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
-    by_rdp = gaussian.rdp([replace(group, truncation=None)], delta)
+    [group] = _gaussian_groups([spent], Adjacency.ZERO_OUT)
+    by_rdp = gaussian.rdp(replace(group, truncation=None), delta)
     stated = Total(delta=delta, rdp=None if group.truncation else by_rdp)
     by_pld = math.inf
     if quick:
@@ -261,7 +236,7 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
         why = f"ε is beyond {PLD_CEILING:g}"
     else:
         why = f"with so many releases, δ = {delta:g} is too small for its arithmetic"
-        by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
+        by_pld = gaussian.pld(group, delta, Adjacency.ZERO_OUT)
     if math.isinf(by_pld):
         left_out = f"left out {why}" if quick else f"left out: {why}"
         return replace(
@@ -270,7 +245,7 @@ def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) 
         )
     if not replace_one:
         return replace(stated, pld=by_pld)
-    replaced = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
+    [replaced] = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
     other = gaussian.pld(replaced, delta, Adjacency.REPLACE_ONE)
     return replace(stated, pld=by_pld, replace_one=other if math.isfinite(other) else None)
 

@@ -22,15 +22,11 @@ class Clipping(Part):
     __slots__ = ()
 
     extra: ClassVar[int] = 0  # coordinates after the gradient's own, 0 or 1, that an algorithm must read
-    bounds_each_sample: ClassVar[bool] = (
-        False  # each place of a batch moves the sum by C at most, whatever the rest
-    )
+    bounds_each_sample: ClassVar[bool] = False  # each place moves the sum by C at most, whatever the rest
     # How the vectorised engines may do it: scale each sample by `scaling`, or the mean to C at most; "": not at all.
     # A class that redefines `clip` has the form that it states itself.
     block_form: ClassVar[Literal["", "samples", "mean"]] = ""
-    opposed: ClassVar[bool] = (
-        False  # an audit moves the mean the most where the other records pull against the canary
-    )
+    opposed: ClassVar[bool] = False  # an audit moves the mean most where other records oppose the canary
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -13,6 +13,7 @@ from common.mechanism.clipping import BLOCK_FORMS, CLIPPINGS, Clipping
 from common.mechanism.clippings.per_sample import PerSample
 from common.mechanism.guarantee import MOST_STEPS, Adjacency, Guarantee, Scope, in_the_clear
 from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
+from common.mechanism.part import RECORDED
 from common.mechanism.sampler import NONE, SAMPLERS, Amplification, Sampler
 from common.mechanism.samplers.poisson import Poisson
 from common.mechanism.work.single_step import SingleStep
@@ -36,9 +37,7 @@ class Mechanism:
     clipping: Clipping = _CLIPPING
     work: LocalWork = _WORK
     scope: Scope = Scope.ALL
-    steps: int = field(
-        init=False, compare=False, repr=False
-    )  # E: releases of one message, each of them charged
+    steps: int = field(init=False, compare=False, repr=False)  # E: releases that a message is charged for
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -101,7 +100,7 @@ class Mechanism:
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Read what `fields` has written."""
-        given = {key: fields[key] for key in fields.keys() - _KEYS}
+        given = {key: fields[key] for key in fields.keys() - RECORDED}
         sampler: Sampler = SAMPLERS.make_from(fields["sampling"], given)
         clipping: Clipping = CLIPPINGS.make_from(fields["clipping"], given)
         work: LocalWork = LOCAL_WORK.make_from(fields.get("work") or named_work(given), given)
@@ -115,9 +114,6 @@ class Mechanism:
     def options(self) -> dict[str, Value]:
         """The options of its parts that its cost may depend on, where they differ from their default."""
         return self.sampler.charged_options | self.clipping.charged_options | self.work.charged_options
-
-
-_KEYS = {"noise", "parameters", "clipping", "scope", "sampling", "batch_size", "shard_size", "work"}
 
 
 _COSTS = (
@@ -136,9 +132,8 @@ def _checked_releases(parts: _Parts, batch_size: int, every_option: tuple[Value,
     del every_option
     sampler, clipping, work = parts
     as_kept = sampler.without_neutral(), clipping.without_neutral(), work.without_neutral()
-    for key, *stated in zip(
-        _COSTS, *(_costs(*asked, batch_size) for asked in (parts, parts, as_kept)), strict=True
-    ):
+    asked = (_costs(*one, batch_size) for one in (parts, parts, as_kept))
+    for key, *stated in zip(_COSTS, *asked, strict=True):
         if any(value != stated[0] for value in stated):
             raise ConfigurationError(
                 f"{key}: {' and '.join(str(value) for value in dict.fromkeys(stated))} are stated for the same part; a"

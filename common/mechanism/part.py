@@ -17,8 +17,8 @@ from common.options import Value, options_of, resolved
 from common.own_code import Catalogue, Description, about
 
 # Keys beside a part's options in the record of a release (`Mechanism.fields`).
-_RECORDED = frozenset(
-    ("noise", "parameters", "clipping", "scope", "sampling", "sampler", "work", "batch_size", "shard_size")
+RECORDED = frozenset(
+    ("noise", "parameters", "clipping", "scope", "sampling", "work", "batch_size", "shard_size")
 )
 
 
@@ -125,6 +125,6 @@ class Port:
             )
         options = options_of(made, key)
         for option in options:
-            if option.name in _RECORDED:
+            if option.name in RECORDED | {"sampler"}:
                 raise ConfigurationError(f"{key}: option {option.name!r}: the name is taken; choose another")
         return PartDescription(name, about(made), options, made)

@@ -28,6 +28,9 @@ GROUPS = 27  # of three channels each, in every plane, as in Tramèr and Boneh 2
 _POWER = 0.75  # ½ would keep all directions as they are, 1 make them equal
 _FLOOR = 0.01  # of the mean eigenvalue: directions below it are mostly rounding
 _COLUMNS = 4096  # of S that are multiplied at a time in float64
+_TOGETHER = (
+    8  # chunks in one product with the landmarks: BLAS's threads spin after each, three times what it takes
+)
 
 MOST_LANDMARKS = 2000  # their matrix takes the cube of their number: a peer may name it
 LARGEST_VIEW = 1 << 28  # bytes that the landmarks may take while they are made
@@ -234,21 +237,31 @@ class ScatteringSoftmax(Softmax):
     def features_bytes(self, rows: int) -> int:
         """Estimate the memory of the features of so many images, and of what it takes to make them."""
         seeing, scattering = self._seeing, self._scattering
-        chunk = scattering.chunk_bytes + scattering.chunk * 12 * seeing.coefficients
+        waiting = 8 * _TOGETHER * seeing.kept if seeing.landmarks else 0  # in chunks, and joined
+        chunk = scattering.chunk_bytes + scattering.chunk * (12 * seeing.coefficients + waiting)
         return rows * self.inputs * 4 + seeing.view_bytes + (chunk if rows else 0)
 
     def features(self, images: Images) -> Features:
         check_inputs(images, self.name, self._seeing.shape)
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, -1] = self._constant
+        waiting: list[Matrix] = []
         for rows, found in seen(images, self._seeing, self._scattering):
-            features[rows, :-1] = self._likeness(found) if self._seeing.landmarks else found
+            if not self._seeing.landmarks:
+                features[rows, :-1] = found
+                continue
+            waiting.append(found)
+            if len(waiting) == _TOGETHER or rows.stop == len(images):
+                together = np.concatenate(waiting)
+                features[rows.stop - len(together) : rows.stop, :-1] = self._likeness(together)
+                waiting.clear()
         return features
 
     def _likeness(self, found: Matrix) -> Matrix:
         """Return likeness to each landmark, √landmarks long; made when first asked for, for it takes its time."""
         centre, likeness = view(self._seeing)
-        along: Matrix = np.matmul(found - centre, likeness)
+        found -= centre
+        along: Matrix = np.matmul(found, likeness)
         norms: Matrix = np.maximum(np.sqrt(np.vecdot(along, along)), np.finfo(np.float32).tiny)
         along *= (self._length / norms)[:, None]
         return along

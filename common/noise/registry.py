@@ -14,13 +14,12 @@ from common.noise.law import NoiseLaw
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"
 
-# Keys that stand beside a law's parameters: in [privacy], in a ledger's account, in the record of an edge.
+# Keys that stand beside a law's parameters in [privacy] and in the record of an edge; others are no option of any part.
 _TAKEN = frozenset(
     (
-        *("noise", "clipping", "scope", "sampling", "batch_size", "shard_size"),
         *("total_epsilon", "total_delta", "releases"),
         *("pace", "paces", "gradients_per_second", "release_caps"),
-        *("event", "time", "edge", "edge_id", "t", "returned", "parameters"),
+        *("event", "time", "edge", "edge_id", "t", "returned"),
     )
 )
 

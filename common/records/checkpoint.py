@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from safetensors import SafetensorError
@@ -33,16 +33,12 @@ _KEPT = 2  # generations, beside the first one where the log is kept
 
 def pack(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return state.json and arrays.safetensors of a state: the same bytes for the same state."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Any] = {}
     plain = _without_arrays(state, "", arrays)
     packed = ordered(save({key: np.asarray(one, order="C") for key, one in arrays.items()}))
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    head = {
-        "format": FORMAT,
-        "arrays_sha256": hashlib.sha256(packed).hexdigest(),
-        "state_sha256": _digest(FORMAT, text),
-    }
-    front = json.dumps(head, separators=(",", ":"))
+    digests = {"arrays_sha256": hashlib.sha256(packed).hexdigest(), "state_sha256": _digest(FORMAT, text)}
+    front = json.dumps({"format": FORMAT, **digests}, separators=(",", ":"))
     return f'{front[:-1]},"state":{text}}}\n'.encode(), packed
 
 
@@ -68,17 +64,13 @@ def unpack(content: bytes, packed: bytes) -> dict[str, Any]:
         arrays = load(packed)
     except SafetensorError as error:
         raise ValueError(f"arrays: {error}") from error
-    state: dict[str, Any] = _with_arrays(whole["state"], arrays)
-    return state
+    return cast(dict[str, Any], _with_arrays(whole["state"], arrays))
 
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one run."""
-
     run: Path
     power: bool = False  # whether they must survive a power failure
-    at: Callable[[str], None] = lambda _point: None  # tests end the process at a point
 
     @property
     def folder(self) -> Path:
@@ -99,11 +91,9 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
             self._file(draft / _ARRAYS, packed)
-            self.at("checkpoint-half")
             self._file(draft / _STATE, content)
             if self.power:
                 sync_path(draft)
-            self.at("checkpoint-written")
             if target.exists():  # damaged, or its segment never came to be
                 shutil.rmtree(target)
             draft.rename(target)
@@ -154,7 +144,7 @@ class Checkpoints:
                 os.fsync(stream.fileno())
 
 
-def _without_arrays(value: Any, path: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+def _without_arrays(value: Any, path: str, arrays: dict[str, Any]) -> Any:
     if isinstance(value, np.ndarray):
         arrays[path] = value
         return {"$": "array", "name": path}

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -58,15 +57,12 @@ def run_of(manifest: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Return what produced a run; torch only where it was used."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    packages = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
-        if package == "torch" and "torch" not in sys.modules:
-            continue
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(PackageNotFoundError):
+            if package != "torch" or "torch" in sys.modules:
+                packages[package] = version(package)
+    return packages
 
 
 def machine_type() -> str:
@@ -125,12 +121,9 @@ class EventFile:
             while written < len(content):
                 written += self._file.write(content[written:])
         except OSError as error:
-            with contextlib.suppress(
-                OSError
-            ):  # a disk that takes no cut leaves half a line, which readers skip
+            # a disk that takes no cut leaves half a line, which readers skip
+            with contextlib.suppress(OSError), contextlib.closing(self._file):
                 self._file.truncate(self.size + content.rfind(b"\n", 0, written) + 1)
-            with contextlib.suppress(OSError):
-                self._file.close()
             raise self._failure(error) from error
         self.size += written
 
@@ -141,8 +134,6 @@ class EventFile:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        if self._file.closed:
-            return
         try:
             self.sync()
         except OSError as error:
@@ -155,7 +146,6 @@ class EventFile:
 
 
 def _is_event(line: bytes) -> bool:
-    """Tell whether a line is whole and one that a journal wrote."""
     try:
         record = plain_json(line)
     except ValueError:
@@ -179,9 +169,7 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         # on a full disk the last lines fail, too: who leaves with an error is to hear of that one
         with contextlib.nullcontext() if error is None else contextlib.suppress(RecordsError):
             self.close()
@@ -195,7 +183,6 @@ class RunDirectory:
                 self._lock = -1
 
     def document(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write a JSON file."""
         self._file(name, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
 
     def summary(self, summary: Mapping[str, Any]) -> None:
@@ -209,7 +196,6 @@ class RunDirectory:
         self._file("model.safetensors", ordered(save(tensors, metadata=dict(metadata))))
 
     def _file(self, name: str, content: bytes) -> None:
-        """Write a file as a whole or not at all."""
         temporary = self.path / f".{name}.tmp"
         try:
             temporary.write_bytes(content)
@@ -234,7 +220,7 @@ def _locked(path: Path) -> int:
 
 
 def ordered(content: bytes) -> bytes:
-    """Sort the keys of a safetensors header: the library leaves them in an order that changes from run to run."""
+    """Sort the keys of a safetensors header: the library's order changes from run to run."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

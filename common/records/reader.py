@@ -26,7 +26,9 @@ from common.records.regular import (
 )
 from common.records.tally import Evaluation, Tally, check_record
 
-CHUNK = 1 << 21  # bytes of one look at a file that grows: about 10,000 events
+CHUNK = (
+    1 << 17
+)  # bytes of one look at a file that grows, more than a line: some hundred events, parts of 0.1 s
 LONGEST = LONGEST_LINE
 LARGEST = 1 << 25  # bytes of a JSON file that is looked at again and again
 MOST = 1 << 20  # values in it
@@ -39,8 +41,6 @@ Record = dict[str, Any]  # a line of events.jsonl
 
 @dataclass(slots=True)
 class RunRecords:
-    """The records of one run, counted."""
-
     path: Path
     manifest: dict[str, Any]
     summary: dict[str, Any]  # empty: the run did not get that far

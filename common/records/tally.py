@@ -137,7 +137,6 @@ class EdgeTally:
     gone: str = ""  # reason, while it is gone
 
     def row(self, edge: int) -> dict[str, Any]:
-        """Return the edge's row of summary.json."""
         return {
             "edge": edge,
             "edge_id": self.edge_id,
@@ -152,8 +151,6 @@ class EdgeTally:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run."""
-
     staleness: Counter[int] = field(default_factory=Counter)
     edges: dict[int, EdgeTally] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
@@ -197,7 +194,6 @@ class Tally:
                 self.halted = ""
 
     def add_update(self, k: int, edge_id: str, sequence: int, t: int, staleness: int) -> None:
-        """Count one update."""
         self.updates = t
         self.staleness[staleness] += 1
         edge = self.edges.get(k)
@@ -269,23 +265,16 @@ class Tally:
             _joined_at={edge["edge_id"]: k for k, edge in plain["edges"]},
         )
 
-    @property
-    def best(self) -> Evaluation | None:
-        """The evaluation whose headline metric is best; the first of them where several are."""
-        best: Evaluation | None = None
-        for one in self.evaluations:
-            headline = one.headline
-            if best is None or headline.is_better(one[headline.name], best[headline.name]):
-                best = one
-        return best
-
     def summary(self, metrics: Sequence[Metric] = CLASSIFICATION) -> dict[str, Any]:
         """Return the part of summary.json that facts decide; no timings.
 
         `metrics` are the model's; without an evaluation their values are null, never a number.
         """
         last = self.evaluations[-1] if self.evaluations else None
-        best = self.best
+        best = last and self.evaluations[0]  # the first of the best
+        for one in self.evaluations:
+            if best is not None and one.headline.is_better(one[one.headline.name], best[one.headline.name]):
+                best = one
         metrics = tuple(metrics if last is None else last.values)
         headline = metrics[0].name
         return {
@@ -299,8 +288,7 @@ class Tally:
             "refused": dict(sorted(self.refused.items())),
             "edges": [edge.row(k) for k, edge in sorted(self.edges.items())],
             "evaluations": [
-                {"updates": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
-                for evaluation in self.evaluations
+                {"updates": one.updates, "stage": one.stage, **one.named()} for one in self.evaluations
             ],
         }
 

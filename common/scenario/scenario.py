@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.mechanism.guarantee import Scope
 from common.mechanism.local_work import LocalWork
 from common.mechanism.mechanism import Mechanism
@@ -27,6 +27,7 @@ from common.scenario.data_table import DataTable
 from common.scenario.privacy_table import PrivacyTable
 from common.scenario.tables import (
     RECORD,
+    CompressionTable,
     DelaysTable,
     DeviceTable,
     EvaluationTable,
@@ -40,14 +41,22 @@ from common.scenario.tables import (
     WorkTable,
     checked,
 )
+from common.wire.codings.registry import PLAIN
 
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # updates between evaluations
+
+
+class Codings(NamedTuple):
+    """How the messages of one edge are coded."""
+
+    gradients: str = PLAIN
+    models: str = PLAIN
 
 
 class Scenario(Table):
     """One TOML file."""
 
-    later = ("local", "devices", "time_limit")
+    later = ("local", "devices", "time_limit", "compression")
 
     edges: int = Field(5, ge=1, le=100_000, description="K: how many edges, and shards")
     iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
@@ -70,6 +79,7 @@ class Scenario(Table):
     devices: list[DeviceTable] = Field(
         default_factory=list, max_length=100_000, description="cycled over edges; none: as fast as they are"
     )
+    compression: CompressionTable = CompressionTable()
     testbed: TestbedTable = TestbedTable()
     _work: WorkTable = PrivateAttr()  # by the algorithm's word, or on an edge by the welcome's
 
@@ -80,11 +90,8 @@ class Scenario(Table):
         if self.evaluation.every is None:  # a round number of updates, by T
             step = next((one for one in _STEPS if self.iterations <= 40 * one), _STEPS[-1])
             object.__setattr__(self, "evaluation", EvaluationTable(every=step))
-        if self.testbed.edges_at_least > self.edges:
-            raise ValueError(
-                f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
-                "the number of edges, or the run would never begin"
-            )
+        least, most = self.testbed.edges_at_least, f"at most {self.edges}, the number of edges"
+        require(least <= self.edges, "testbed.edges_at_least", least, f"{most}, or the run would never begin")
         self._check_mechanism()
         if self.privacy.gradients_per_second is not None and self.time_limit is None:
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
@@ -197,16 +204,44 @@ class Scenario(Table):
             return None
         return self.privacy.described.make(self.privacy.parameters(index), "privacy.noise")
 
+    def laws(self) -> list[NoiseLaw | None]:
+        """Return how each edge noises; parameters that come again make one law."""
+        if not self.private:
+            return [None] * self.workers
+        given, made, laws = list(self.privacy.given.values()), {}, []
+        for k in range(self.workers):
+            parameters = tuple(values[k % len(values)] for values in given)
+            if parameters not in made:
+                made[parameters] = self.law(k)
+            laws.append(made[parameters])
+        return laws
+
     @property
     def weighted(self) -> bool:
         """Whether gradients weigh by their edges' noise."""
         weights = self.algorithm.weights
         return weights == "noise" or (weights is None and self.privacy.pace == "own")
 
-    def for_edge(self, index: int) -> dict[str, Any]:
+    def codings(self, index: int, asked: str | None = None) -> Codings:
+        """Return how edge k's messages are coded: as it asks, where the run offers that; else as the run says."""
+        table = self.compression
+        if asked is not None and asked in table.offered:
+            return Codings(asked, asked)
+        if not self.links:
+            return Codings(table.gradients, table.models)
+        link = self.links[index % len(self.links)]
+        return Codings(link.gradients or table.gradients, link.models or table.models)
+
+    @property
+    def every_coding(self) -> frozenset[str]:
+        """All codings that a message of the run may have."""
+        links = (self.codings(k) for k in range(len(self.links) or 1))
+        return frozenset(self.compression.offered).union(*links)
+
+    def for_edge(self, index: int, asked: str | None = None) -> dict[str, Any]:
         """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one.
 
-        Not the algorithm: of that an edge learns only what to do.
+        Not the algorithm: of that an edge learns only what to do. `asked` is the coding that its hello asks for.
         """
         left_out = {"seed", "algorithm", "evaluation", "records", "delays", "time_limit"}
         values = {**self._dumped(exclude=left_out, context=RECORD), "work": self._work.model_dump()}
@@ -218,7 +253,11 @@ class Scenario(Table):
         for key in ("paces", "gradients_per_second"):
             privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
-            values["links"] = [values["links"][index % len(self.links)]]
+            link = values["links"][index % len(self.links)]
+            values["links"] = [{key: value for key, value in link.items() if key not in Codings._fields}]
+        values.pop("compression", None)
+        if (codings := self.codings(index, asked)) != Codings():
+            values["compression"] = codings._asdict()
         if devices := values.pop("devices", None):
             values["devices"] = [_own_phase(devices[index % len(devices)], index)]
         return values

@@ -41,7 +41,13 @@ from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
 from common.mechanism.part import Port
 from common.models.registry import MODELS
 from common.own_code import is_dotted
-from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
+from common.transport.link import (
+    LEAST_RATE_KBPS,
+    LONGEST_DELAY_MS,
+    MOST_PARTITIONS,
+    LinkProfile,
+    link_profile,
+)
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -325,8 +331,27 @@ class RecordsTable(Table):
     )
 
 
+CodingName = Literal["float32", "float16", "int8"]  # common/wire/codings
+
+
+class CompressionTable(Table):
+    """[compression]: how models and gradients are coded on the wire, where a link does not say otherwise."""
+
+    gradients: CodingName = Field(
+        "float32", description="upwards: float32, as they are; float16; int8, at random"
+    )
+    models: CodingName = Field("float32", description="downwards, likewise")
+    offered: list[CodingName] = Field(
+        default_factory=list,
+        max_length=3,
+        description="codings that an edge may ask for, both ways, in its hello",
+    )
+
+
 class LinkTable(Table):
     """One of links: a preset's name, or numbers, or both."""
+
+    later = ("gradients", "models")
 
     name: str | None = Field(None, description="lan, wifi, 5g, 4g, wan, satellite, or any with numbers")
     delay_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS, description="one way")
@@ -344,11 +369,18 @@ class LinkTable(Table):
         max_length=MOST_PARTITIONS,
         description="[start, duration] in seconds since the edge began",
     )
+    gradients: CodingName | None = Field(None, description="coding upwards; absent: compression.gradients")
+    models: CodingName | None = Field(None, description="coding downwards; absent: compression.models")
+
+    @property
+    def profile(self) -> LinkProfile:
+        """The link in the core's own form."""
+        return link_profile(self.model_dump(exclude={"gradients", "models"}))
 
     def check(self) -> None:
         """Refuse here what would end every edge that is given this link."""
         try:
-            link_profile(self.model_dump())
+            _ = self.profile
         except ConfigurationError as error:
             raise ValueError(str(error).removeprefix("link: ")) from error
 
@@ -405,7 +437,7 @@ class DeviceTable(Table):
         ge=1,
         le=LARGEST_SLOWDOWN,
         allow_inf_nan=False,
-        description="a gradient takes so many times as long",
+        description="how many times as long a gradient takes",
     )
     jitter: NonNegative | None = Field(
         None, le=LARGEST_JITTER, description="lognormal: σ of the logarithm; uniform: ± this share"

@@ -19,6 +19,7 @@ from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome, quick
 from common.quantities import EdgeId, Vector, is_finite, length
 from common.wire import v1
+from common.wire.codings.registry import GRADIENT_MARKS
 
 _FLOATS = np.dtype("<f4")
 _HEAD = ("v", "kind")  # fields of every cold message
@@ -52,7 +53,7 @@ def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> Gradient
 
 def incarnation_of(payload: bytes) -> int | None:
     """Return the incarnation that a gradient of our own outbox names; None: its header is of another kind."""
-    if len(payload) < v1.HEADER_BYTES or not payload.startswith(v1.GRADIENT_MARK):
+    if len(payload) < v1.HEADER_BYTES or payload[:4] not in GRADIENT_MARKS:
         return None
     incarnation: int = _unpack_from(payload)[6]
     return incarnation

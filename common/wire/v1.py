@@ -90,12 +90,14 @@ class HelloV1(Message):
     number: Number
     incarnation: Count  # of the run that it is meant for, by the presence that was heard
     preparing: Literal[True] | None = None  # left out where it is ready to train
+    coding: Word | None = None  # that it asks for; left out where it asks for none
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = dump(self)
-        if self.preparing is None:
-            del fields["preparing"]
+        for key in ("preparing", "coding"):
+            if fields[key] is None:
+                del fields[key]
         return fields
 
 

@@ -18,7 +18,9 @@ from common.scenario.parts import noised_dimension
 from edge.worker import EdgeWorker, Shard
 from experiments.audit.claims import Floats
 from experiments.audit.design import (
+    CHOSEN,
     CLIP,
+    LIKELY,
     LOUD,
     CodedGradients,
     Design,
@@ -48,11 +50,11 @@ def lagged(name: str, design: Design, rounds: int) -> Game:
         lag = int(np.argmax(alike)) + 1
         signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(design.canary.size)
         aim = replace(pair, steer=signs[[0, lag]]).aim
-        game = replace(pair, steer=signs).game(f"{name} ({lag} apart)", rounds)
-        return replace(game, score=aim.ratio, learner=aim.learned, lag=lag), seed + 1
+        how = {"score": aim.ratio, "learner": aim.learned, "lag": lag}
+        return replace(pair, steer=signs).game(f"{name} ({lag} apart)", rounds, **how), seed + 1
 
     pair = replace(design, releases=2)
-    return replace(pair.game(name, rounds), preparing=_LEARNING, prepare=prepare)
+    return pair.game(name, rounds, preparing=_LEARNING, prepare=prepare)
 
 
 _BATCH = 4  # b: seldom empty, and few enough that their codes hardly disturb each other
@@ -70,9 +72,9 @@ def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game
     design = replace(message, mechanism=mechanism, shard_size=blocks * _BATCH * _OF_EPOCH, releases=releases)
     assert mechanism.law is not None
     noise = 4 * mechanism.law.relative_second_moment(size) / size
-    # after so many releases a canary in every batch stands out from noise and the others' codes
+    # after this number of releases a canary in every batch stands out from noise and the others' codes
     learning = min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
-    game = design.game(name, rounds) if releases > 1 else design.likely(name, rounds)
+    game = design.game(name, rounds) if releases > 1 else design.game(name, rounds, **LIKELY)
 
     def prepare(seed: int) -> tuple[Game, int]:
         row = _most_drawn_row(design, learning, seed)
@@ -83,9 +85,8 @@ def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game
             return made
 
         epoch = design.shard_size // _BATCH
-        after = (
-            -(-learning // epoch) * epoch
-        )  # what was learned from is not judged, nor the rest of its epoch
+        # what was learned from is not judged, nor the rest of its epoch
+        after = -(-learning // epoch) * epoch
         return replace(game, worker=worker, turning=False, after=after), seed
 
     return replace(game, preparing=learning, prepare=prepare)
@@ -95,6 +96,7 @@ def _most_drawn_row(design: Design, count: int, seed: int) -> int:
     codes = np.random.default_rng(seed).choice(np.array([-1, 1], np.int8), (design.shard_size, count))
     features: Features = codes  # a byte each: few of them are used
     worker, law = design.worker(True, seed), design.mechanism.law
+    assert law is not None
     worker.shard = Shard(features, np.zeros(len(codes), np.int64), np.arange(len(codes)))
     coded = CodedGradients(design.canary.size)
     coded.form = written(worker.model).form
@@ -107,7 +109,6 @@ def _most_drawn_row(design: Design, count: int, seed: int) -> int:
         released[n] -= np.float32(design.regularization) * x
     pull = np.zeros(size)
     pull[design.canary.size - 1] = CLIP / _BATCH
-    assert law is not None
     told = law.log_ratio(design.sensitivity, released, -pull, pull)
     return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))
 
@@ -129,7 +130,7 @@ def battery(
 ) -> list[Game]:
     """Return every game of an edge's mechanism on a shard of this size; of a release that claims nothing, the first.
 
-    What is played follows from what the parts state of themselves, so that parts of one's own are played alike.
+    What is played follows from what the parts state of themselves, so that a user's own parts are played alike.
     """
     law, sampler, clipping, b = mechanism.law, mechanism.sampler, mechanism.clipping, mechanism.batch_size
     sampled, repeats = mechanism.amplification.sampled, sampler.places(b) > 1
@@ -147,17 +148,17 @@ def battery(
         regularization=regularization,
     )
     one = replace(message, mechanism=replace(mechanism, work=SingleStep()))
-    games: list[Game] = [one.threshold("one release, canary in the batch", rounds)]
+    games: list[Game] = [one.game("one release, canary in the batch", rounds, **CHOSEN)]
     if mechanism.steps > 1:
         name = f"one message of {mechanism.steps} local steps, canary in every batch"
-        games.append(message.likely(name, max(rounds, _MESSAGES * rounds // mechanism.steps)))
+        games.append(message.game(name, max(rounds, _MESSAGES * rounds // mechanism.steps), **LIKELY))
     if law is None or mechanism.scope is not Scope.ALL or not np.isfinite(one.claim.value):
         return games
     if sampled and shard_size > b:
-        games.append(replace(one, shard_size=shard_size).threshold("one release, as sampled", rounds))
+        games.append(replace(one, shard_size=shard_size).game("one release, as sampled", rounds, **CHOSEN))
     if sampler.by_epoch:
         epoch = replace(one, shard_size=2 * b, releases=2)
-        games.append(epoch.threshold("an epoch of two releases", rounds))
+        games.append(epoch.game("an epoch of two releases", rounds, **CHOSEN))
     spread = replace(one, canary=float(LOUD) * unit(np.ones(dimension), law.norm))
     composed = 9 if isinstance(law, Gaussian) else 1
     above = replace(one, canary=1.5 * last, releases=composed)
@@ -169,20 +170,26 @@ def battery(
     pairs = min(rounds, max(600, rounds // 20, int(20 * math.exp(min(two.claim.value, 20)))))
     games += [
         lagged(f"two releases {alike}", spread, pairs),
-        replace(two.game("the first release of two processes", pairs), restarts=True),
-        replace(
-            replace(spread, releases=4, steer=signs).game("four releases, canary to and fro", rounds // 8),
-            fresh_runs=True,
+        two.game("the first release of two processes", pairs, restarts=True),
+        replace(spread, releases=4, steer=signs).game(
+            "four releases, canary to and fro", rounds // 8, fresh_runs=True
         ),
         replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension, law)).game(
             "coordinates, layers and norms to 20 C in turn", rounds
         ),
-        spread.exact("one release, spread canary, exactly there", 2 * rounds),
-        replace(
-            above.likely(
-                f"{composed} release{'s' * (composed > 1)}, canary just above C", 2 * rounds // composed
-            ),
+        # more coordinates exactly where the canary would put them than where none would
+        spread.game(
+            "one release, spread canary, exactly there",
+            2 * rounds,
+            score=spread.aim.exact,
+            learner=None,
+            threshold=0.5,
+        ),
+        above.game(
+            f"{composed} release{'s' * (composed > 1)}, canary just above C",
+            2 * rounds // composed,
             fresh_runs=True,
+            **LIKELY,
         ),
         replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
     ]
@@ -190,7 +197,9 @@ def battery(
         steps = replace(spread, mechanism=mechanism)
         games.append(lagged(f"two messages {alike}", steps, pairs))
     if sampled:
-        games.append(replace(one, shard_size=2 * b).likely("one release, sampled at rate 1/2", 2 * rounds))
+        games.append(
+            replace(one, shard_size=2 * b).game("one release, sampled at rate 1/2", 2 * rounds, **LIKELY)
+        )
         if not clipping.opposed:
             against = replace(one, shard_size=b + 1, canary=-float(LOUD) * last, others=last)
             games.append(against.game("one release, the others pull against the canary", rounds))
@@ -209,24 +218,22 @@ def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Game:
     name, law = "one release, noise by who is sampled", spread.mechanism.law
     if not isinstance(law, Gaussian):
         two = replace(one, mechanism=resized(one.mechanism, 1), shard_size=2)
-        return replace(two.game(name, 16 * rounds), score=None, learning=0.25)
+        return two.game(name, 16 * rounds, score=None, learning=0.25)
     b, n, size = _CROWD
     canary = float(LOUD) * unit(np.ones(size), law.norm)
     crowd = replace(spread, mechanism=resized(spread.mechanism, b), shard_size=n, canary=canary)
     # enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1
-    game = crowd.game(name, int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier))))
+    rounds = int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier)))
     # the first row is drawn by the smallest numbers
-    return replace(game, score=None, threshold=0.0, learning=0.25, turning=False)
+    return crowd.game(name, rounds, score=None, threshold=0.0, learning=0.25, turning=False)
 
 
 def _in_turn(dimension: int, law: NoiseLaw) -> Floats:
     """Return an x for each of: every coordinate, every layer, all coordinates; each at every norm above C."""
-    shapes = [*np.eye(dimension)]
-    layers = np.array_split(np.arange(dimension), min(LAYERS, dimension))
-    for part in [*layers, np.arange(dimension)]:
-        shape = np.zeros(dimension)
-        shape[part] = 1.0
-        shapes.append(unit(shape, law.norm))
+    places = np.arange(dimension)
+    layers = np.array_split(places, min(LAYERS, dimension))
+    parts = [unit(np.isin(places, part).astype(np.float64), law.norm) for part in [*layers, places]]
+    shapes = [*np.eye(dimension), *parts]
     return np.array([norm * shape for norm in _NORMS for shape in shapes])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ def scipy_special() -> Any:
 def upper_rate(errors: npt.ArrayLike, trials: int, alpha: float) -> Floats:
     """Return Clopper and Pearson's upper bound: a true rate above it has probability at most α."""
     counted = np.asarray(errors, np.float64)
-    missing = np.maximum(trials - counted, 1e-12)
-    bound: Floats = scipy_special().betaincinv(counted + 1, missing, 1 - alpha)
+    bound = scipy_special().betaincinv(counted + 1, np.maximum(trials - counted, 1e-12), 1 - alpha)
     return np.where(counted >= trials, 1.0, bound)
 
 
@@ -70,28 +69,14 @@ def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, 
 
 
 def _binomial(trials: int, rate: float) -> Floats:
-    """Return Pr[B = 0 … trials]."""
     special = scipy_special()
     k = np.arange(trials + 1)
     log_choose = special.gammaln(trials + 1) - special.gammaln(k + 1) - special.gammaln(trials - k + 1)
-    terms: Floats = np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate))
-    return terms
+    return np.asarray(np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate)))
 
 
-class ReleaseClaim(Protocol):
-    """A statement about one release, in one number."""
-
-    figure: ClassVar[str]  # what the number is: ε or μ
-
-    @property
-    def value(self) -> float:
-        """Return the claimed number; infinite: nothing is claimed."""
-
-    def least(self, fpr: Floats, fnr: Floats) -> Floats:
-        """Return the least number that error rates of at most these allow."""
-
-    def epsilon(self, value: float, delta: float) -> float:
-        """Return the number as ε at δ."""
+# A claim states one number of a release, infinite where nothing is claimed. `least` is the least number that error
+# rates of at most these allow, `epsilon` is such a number as ε at δ.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +90,7 @@ class PureClaim:
         with np.errstate(divide="ignore"):
             one = np.log(np.maximum(1 - fnr, 0) / fpr)
             other = np.log(np.maximum(1 - fpr, 0) / fnr)
-        least: Floats = np.maximum(np.maximum(one, other), 0)
-        return least
+        return np.asarray(np.maximum(np.maximum(one, other), 0))
 
     def epsilon(self, value: float, delta: float) -> float:  # noqa: ARG002 - holds at δ = 0
         return value
@@ -122,6 +106,7 @@ class GdpClaim:
     figure: ClassVar[str] = "μ"
     value: float  # μ
     rate: float = 1.0  # q
+    truncation: tuple[int, int] | None = None  # (B_max, n_k)
 
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
         quantile = scipy_special().ndtri
@@ -133,34 +118,28 @@ class GdpClaim:
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0 or math.isinf(value):
             return max(value, 0.0)
-        return pld([GaussianReleases(1 / value, self.rate, 1)], delta, Adjacency.ZERO_OUT)
+        return pld(GaussianReleases(1 / value, self.rate, 1, self.truncation), delta, Adjacency.ZERO_OUT)
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedClaim:
+class TruncatedClaim(GdpClaim):
     """A Gaussian release of a truncated Poisson batch, by the hockey-stick curve of dp-accounting's bound.
 
     A test must have β ≥ 1 − δ(ε) − e^ε·α, and α and β exchanged, for every ε; the curve rises with μ = 1/z, which is
     looked for on a grid.
     """
 
-    figure: ClassVar[str] = "μ"
-    value: float  # μ
-    rate: float  # q
-    truncation: tuple[int, int]  # (B_max, n_k)
-
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
+        assert self.truncation is not None
         fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
-        found = np.zeros(np.broadcast(fpr, fnr).shape)
+        least = np.zeros(np.broadcast(fpr, fnr).shape)
+        growth = np.exp(_EPSILONS)
         for step in _STEPS:
-            possible = _most_told(self.value * step, self.rate, self.truncation, fpr, fnr)
-            found = np.where(possible, found, self.value * step)
-        return found
-
-    def epsilon(self, value: float, delta: float) -> float:
-        if value <= 0:
-            return 0.0
-        return pld([GaussianReleases(1 / value, self.rate, 1, self.truncation)], delta, Adjacency.ZERO_OUT)
+            slack = 1 - _curve(self.value * step, self.rate, self.truncation)
+            one = fnr[..., None] >= slack - growth * fpr[..., None]
+            other = fpr[..., None] >= slack - growth * fnr[..., None]
+            least = np.where((one & other).all(axis=-1), least, self.value * step)
+        return least
 
 
 _STEPS = (0.25, 0.5, 0.8, 1.02, 1.2, 1.5, 2.0)  # of the claimed μ; what is refuted at one is refuted below it
@@ -168,50 +147,39 @@ _GRID = 5e-3  # of the curve, which is pessimistic on any grid: on a wide one th
 _EPSILONS = np.concatenate((np.linspace(0, 4, 81), np.linspace(4.25, 12, 32)))
 
 
+ReleaseClaim = PureClaim | GdpClaim
+
+
 @functools.lru_cache(maxsize=64)
 def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
-    bound = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
-    curve: Floats = np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
-    return curve
+    sides = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
+    return np.array([max(losses.delta(epsilon) for losses in sides) for epsilon in _EPSILONS])
 
 
-def _most_told(mu: float, rate: float, truncation: tuple[int, int], fpr: Floats, fnr: Floats) -> Any:
-    """Tell whether errors of at most these are possible under the claim of μ."""
-    slack = 1 - _curve(mu, rate, truncation)
-    growth = np.exp(_EPSILONS)
-    one = fnr[..., None] >= slack - growth * fpr[..., None]
-    other = fpr[..., None] >= slack - growth * fnr[..., None]
-    return (one & other).all(axis=-1)
-
-
-def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim:
-    """Return the claim of so many releases, where none of them is amplified."""
+def composed(claim: ReleaseClaim, releases: int) -> ReleaseClaim:
+    """Return the claim of several releases, none of which is amplified."""
     if releases == 1:
         return claim
     if isinstance(claim, PureClaim):
         return PureClaim(claim.value * releases)
-    if claim.rate < 1:
+    if claim.rate < 1 or isinstance(claim, TruncatedClaim):
         raise ValueError("several sampled releases have no trade-off in closed form")
     return GdpClaim(claim.value * releases**0.5)
 
 
 def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> ReleaseClaim:
     """Return what the accountant states of one message of this kind; infinite where it is not DP."""
-    if kind.truncation is None or kind.guarantee(adjacency).noise_multiplier is None:
-        return composed(_of_release(kind, adjacency), kind.mechanism.steps)
-    if kind.mechanism.steps > 1 or adjacency is not Adjacency.ZERO_OUT:
-        raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
-    multiplier = kind.guarantee(adjacency).noise_multiplier
-    assert multiplier is not None
-    return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
-
-
-def _of_release(kind: ReleaseKind, adjacency: Adjacency) -> PureClaim | GdpClaim:
-    guarantee = kind.guarantee(adjacency)
+    guarantee, steps = kind.guarantee(adjacency), kind.mechanism.steps
+    multiplier = guarantee.noise_multiplier
+    if kind.truncation is not None and multiplier is not None:
+        if steps > 1 or adjacency is not Adjacency.ZERO_OUT:
+            raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
+        return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
     if adjacency is not Adjacency.ZERO_OUT and kind.sampling_rate < 1:
         raise ValueError("sampled releases are audited under zero-out adjacency")
-    if guarantee.noise_multiplier is not None:
-        return GdpClaim(1 / guarantee.noise_multiplier, kind.sampling_rate)
-    if guarantee.epsilon is not None:
-        return PureClaim(amplify_zero_out(guarantee.epsilon, kind.sampling_rate))
-    return PureClaim(math.inf)
+    if multiplier is not None:
+        return composed(GdpClaim(1 / multiplier, kind.sampling_rate), steps)
+    epsilon = guarantee.epsilon
+    return composed(
+        PureClaim(math.inf if epsilon is None else amplify_zero_out(epsilon, kind.sampling_rate)), steps
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,13 +28,13 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
-from common.noise.law import Noise, NoiseLaw
+from common.noise.law import Noise
 from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.worker import EdgeWorker, perturb
 from experiments.audit.battery import battery
 from experiments.audit.design import CLIP, Altered, Plant, silent, written
-from experiments.audit.game import Finding, Game
+from experiments.audit.game import Game
 
 ROUNDS = 8000
 SHARD = 800  # n_k, as quickstart's
@@ -48,29 +49,22 @@ INVISIBLE: dict[str, str] = {}
 # ---- the mechanism
 
 
-def mechanism(change: Callable[[Mechanism], Mechanism]) -> Plant:
-    """Return a plant of a mechanism that differs from what is claimed."""
-
+def on(part: str, change: Callable[[Any], Any]) -> Plant:
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        worker.mechanism = change(worker.mechanism)
+        setattr(worker, part, change(getattr(worker, part)))
         return worker
 
     return plant
 
 
-def law(change: Callable[[NoiseLaw], NoiseLaw]) -> Plant:
-    """Return a plant of another law."""
-
-    def changed(claimed: Mechanism) -> Mechanism:
-        assert claimed.law is not None
-        return replace(claimed, law=change(claimed.law))
-
-    return mechanism(changed)
+def mechanism(**changes: Any) -> Plant:
+    """Return a plant of a mechanism that has other parts than are claimed."""
+    return on("mechanism", lambda claimed: replace(claimed, **changes))
 
 
 def noise(change: Callable[[Noise], Noise]) -> Plant:
     """Return a plant of noise that is not what the law draws."""
-    return law(lambda honest: Altered(honest, change))
+    return on("mechanism", lambda claimed: replace(claimed, law=Altered(claimed.law, change)))
 
 
 def muted(coordinates: Callable[[int], slice]) -> Plant:
@@ -83,10 +77,6 @@ def muted(coordinates: Callable[[int], slice]) -> Plant:
     return noise(silenced)
 
 
-def halved(eta: Noise) -> Noise:
-    return eta / 2
-
-
 class InL2(Laplace):
     """Laplace noise whose gradients are clipped in the wrong norm."""
 
@@ -94,12 +84,24 @@ class InL2(Laplace):
 
 
 def twice_the_steps(claimed: Mechanism) -> Mechanism:
-    """Take twice the local steps, where there are any."""
     steps = claimed.steps
     return claimed if steps == 1 else replace(claimed, work=LocalSteps(steps=2 * steps).audited())
 
 
 # ---- gradients, as clipping measures and sums them
+
+_C = np.float32(CLIP)
+
+
+def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
+    """Return a plant between model and clipping, given the rows and b."""
+
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        b = worker.mechanism.batch_size
+        written(worker.model).form = lambda rows: form(rows, b)
+        return worker
+
+    return plant
 
 
 class Measured(RowGradients):
@@ -116,41 +118,9 @@ class Measured(RowGradients):
         return self._wrong(super().l1_norms(), self._x)
 
 
-def to_20_c_unclipped(norms: Floats, _: Matrix) -> Floats:
-    return np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
-
-
-def at_more_than_c(norms: Floats, _: Matrix) -> Floats:
-    return norms / np.float32(1.5)
-
-
-def largest_coordinate(_: Floats, rows: Matrix) -> Floats:
-    largest: Floats = np.abs(rows).max(axis=1, initial=0)
-    return largest
-
-
-def not_measured(norms: Floats, _: Matrix) -> Floats:
-    return np.full_like(norms, CLIP)
-
-
-def less_stabiliser(norms: Floats, _: Matrix) -> Floats:
-    """Normalise by ‖g‖ − s where it should be ‖g‖ + s."""
-    less: Floats = np.maximum(norms - np.float32(2 * _S), 0)
-    return less
-
-
-def last_row_unclipped(norms: Floats, _: Matrix) -> Floats:
-    norms = norms.copy()
-    norms[-1:] = np.minimum(norms[-1:], np.float32(CLIP))
-    return norms
-
-
-def each_layer(rows: Matrix, _: int) -> PerSampleGradients:
-    """Clip each of four layers to the whole bound C, and nothing else."""
-    layers = rows.reshape(len(rows), 4, rows.shape[1] // 4)
-    norms = np.linalg.norm(layers, axis=2, keepdims=True)
-    clipped = (layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32)
-    return Measured(clipped, lambda norms, _: np.minimum(norms, np.float32(CLIP / 2)))
+def measured(wrong: Callable[[Floats, Matrix], Any]) -> Plant:
+    """Return a plant of gradients that are measured wrongly, given their norms and the rows."""
+    return gradients(lambda rows, _: Measured(rows, wrong))
 
 
 class Scaled(RowGradients):
@@ -169,20 +139,12 @@ def by_realised_size(rows: Matrix, batch_size: int) -> PerSampleGradients:
     return Scaled(rows, batch_size / max(1, int(rows.any(axis=1).sum())))
 
 
-def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
-    """Return a plant between model and clipping, given the rows and b."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        b = worker.mechanism.batch_size
-        written(worker.model).form = lambda rows: form(rows, b)
-        return worker
-
-    return plant
-
-
-def measured(wrong: Callable[[Floats, Matrix], Floats]) -> Plant:
-    """Return a plant of gradients that are measured wrongly."""
-    return gradients(lambda rows, _: Measured(rows, wrong))
+def each_layer(rows: Matrix, _: int) -> PerSampleGradients:
+    """Clip each of four layers to the whole bound C, and nothing else."""
+    layers = rows.reshape(len(rows), 4, rows.shape[1] // 4)
+    norms = np.linalg.norm(layers, axis=2, keepdims=True)
+    clipped = (layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32)
+    return Measured(clipped, lambda norms, _: np.minimum(norms, np.float32(CLIP / 2)))
 
 
 # ---- streams
@@ -191,8 +153,6 @@ At = Callable[[Purpose, int], np.random.Generator]  # of honest streams
 
 
 class Redirected(CounterStreams):
-    """Streams of the same key that answer otherwise."""
-
     def __init__(self, honest: CounterStreams, answer: Callable[[At, Purpose, int], Any]) -> None:
         super().__init__(honest._key, reproducible=honest.reproducible)
         self._answer = answer
@@ -203,12 +163,7 @@ class Redirected(CounterStreams):
 
 def streams(answer: Callable[[At, Purpose, int], Any]) -> Plant:
     """Return a plant of other streams of the same key."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        worker.streams = Redirected(worker.streams, answer)
-        return worker
-
-    return plant
+    return on("streams", lambda honest: Redirected(honest, answer))
 
 
 def noise_number(number: Callable[[int], int]) -> Plant:
@@ -220,21 +175,13 @@ def one_batch(at: At, purpose: Purpose, n: int) -> np.random.Generator:
     return at(purpose, {Purpose.BATCH: 1, Purpose.EPOCH: 0}.get(purpose, n))
 
 
-def noise_of_the_batch(at: At, purpose: Purpose, n: int) -> np.random.Generator:
-    return at(Purpose.BATCH if purpose is Purpose.NOISE else purpose, n)
-
-
 def doubled_rate(at: At, purpose: Purpose, n: int) -> Any:
-    return _Doubling(at(purpose, n)) if purpose is Purpose.BATCH else at(purpose, n)
-
-
-class _Doubling:
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self.choice = rng.choice
-
-    def binomial(self, trials: int, rate: float) -> int:
-        return int(self._rng.binomial(trials, min(1.0, 2 * rate)))
+    rng = at(purpose, n)
+    if purpose is not Purpose.BATCH:
+        return rng
+    return SimpleNamespace(
+        choice=rng.choice, binomial=lambda trials, rate: int(rng.binomial(trials, min(1.0, 2 * rate)))
+    )
 
 
 class _Including:
@@ -268,50 +215,30 @@ def always_there(worker: EdgeWorker) -> EdgeWorker:
     return streams(including)(worker)
 
 
-def fixed_key(worker: EdgeWorker) -> EdgeWorker:
-    """Plant one key for all processes, where each should draw its own."""
-    if worker.streams.reproducible is False:
-        worker.streams = CounterStreams((1, 2), reproducible=False)
-    return worker
-
-
 # ---- releases
 
 
-class _SometimesBare(EdgeWorker):
-    """An edge some of whose releases go without noise."""
-
-    def bare(self, n: int) -> bool:
-        raise NotImplementedError
-
-    def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        whole = self.mechanism
-        if whole.law is not None and self.bare(n):
-            self.mechanism = replace(whole, law=silent(whole.law))
-        try:
-            return EdgeWorker._release(self, x, sensitivity, n)
-        finally:
-            self.mechanism = whole
+def edge(kind: type[EdgeWorker]) -> Plant:
+    return lambda worker: kind(**{field.name: getattr(worker, field.name) for field in fields(worker)})
 
 
-class OneIn50Bare(_SometimesBare):
-    """Every fiftieth release."""
+def bare(where: Callable[[int, int], bool]) -> Plant:
+    """Return a plant of some releases without noise, given n and the local steps of a message."""
 
-    def bare(self, n: int) -> bool:
-        return n % 50 == 0
+    class SometimesBare(EdgeWorker):
+        def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+            whole = self.mechanism
+            if whole.law is not None and where(n, whole.steps):
+                self.mechanism = replace(whole, law=silent(whole.law))
+            try:
+                return EdgeWorker._release(self, x, sensitivity, n)
+            finally:
+                self.mechanism = whole
 
-
-class OneStepBare(_SometimesBare):
-    """The second of the local steps of every message."""
-
-    def bare(self, n: int) -> bool:
-        steps = self.mechanism.steps
-        return steps > 1 and n % steps == 2 % steps
+    return edge(SometimesBare)
 
 
 class _OwnRelease(EdgeWorker):
-    """An edge that clips and noises in another way."""
-
     def _of_batch(self, x: Vector, n: int) -> PerSampleGradients:
         shard, b = self.shard, self.mechanism.batch_size
         rows = shard.rows[self.mechanism.sampler.draw(self.streams, self.index, n, len(shard), b)]
@@ -357,15 +284,6 @@ class ClipsInFloat32(_OwnRelease):
         return self._noised(clipped / tiny, sensitivity, n)
 
 
-def edge(kind: type[EdgeWorker]) -> Plant:
-    """Return a plant of another kind of edge."""
-
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        return kind(**{field.name: getattr(worker, field.name) for field in fields(worker)})
-
-    return plant
-
-
 # ---- the list
 
 # Of every mechanism with sampled batches of clipped samples.
@@ -373,16 +291,24 @@ MUTATIONS: dict[str, Plant] = {
     "half of the coordinates without noise": muted(lambda _: slice(0, None, 2)),
     "one coordinate without noise": muted(lambda _: slice(0, 1)),
     "one layer of four without noise": muted(lambda size: slice(size // 2, size // 2 + size // 4)),
-    "one release in 50 without noise": edge(OneIn50Bare),
-    "half the noise": noise(halved),
+    "one release in 50 without noise": bare(lambda n, _: n % 50 == 0),
+    "half the noise": noise(lambda eta: eta / 2),
     "noise repeated every 100 releases": noise_number(lambda n: (n - 1) % 100 + 1),
     "noise reused for two releases": noise_number(lambda n: (n + 1) // 2),
-    "noise drawn from the batch's stream": streams(noise_of_the_batch),
-    "one key for all secure streams": fixed_key,
-    "norms between C and 20 C unclipped": measured(to_20_c_unclipped),
-    "clipped at 1.5 C": measured(at_more_than_c),
-    "clipped by the largest coordinate": measured(largest_coordinate),
-    "one sample of each batch unclipped": measured(last_row_unclipped),
+    "noise drawn from the batch's stream": streams(
+        lambda at, purpose, n: at(Purpose.BATCH if purpose is Purpose.NOISE else purpose, n)
+    ),
+    "one key for all secure streams": on(
+        "streams", lambda own: own if own.reproducible else CounterStreams((1, 2), reproducible=False)
+    ),
+    "norms between C and 20 C unclipped": measured(
+        lambda norms, _: np.where(norms < 20 * CLIP, np.minimum(norms, _C), norms)
+    ),
+    "clipped at 1.5 C": measured(lambda norms, _: norms / np.float32(1.5)),
+    "clipped by the largest coordinate": measured(lambda _, rows: np.abs(rows).max(axis=1, initial=0)),
+    "one sample of each batch unclipped": measured(
+        lambda norms, _: np.append(norms[:-1], np.minimum(norms[-1:], _C))
+    ),
     "clipped after the noise": edge(ClipsAfterNoise),
     "sum not divided by b": gradients(Scaled),
     "divided by the realised batch size": gradients(by_realised_size),
@@ -425,83 +351,67 @@ class Defect:
 
 
 def planted() -> list[Defect]:
-    """Return every defect."""
     mutated = [
         Defect(f"{name}: {mutation}", claimed, plant)
         for mutation, plant in MUTATIONS.items()
         for name, claimed in MUTATED.items()
     ]
-    return [*mutated, *_of_other_kinds(), *_of_one_kind()]
+    others = [
+        Defect(f"{name}: {mutation}", claimed, MUTATIONS[mutation])
+        for name, claimed in _OTHER_KINDS.items()
+        for mutation in ("half the noise", "one coordinate without noise", "one key for all secure streams")
+    ]
+    always = "a record other than the first in every batch"
+    drawn = [
+        Defect(f"{name}: {always}", _OTHER_KINDS[name], MUTATIONS[always])
+        for name in ("truncated-poisson", "shuffled")
+    ]
+    return [*mutated, *others, *drawn, *_of_one_kind()]
 
 
-def _of_other_kinds() -> Iterable[Defect]:
-    """Yield a few of the mutations for what else can be configured."""
-    one, four = Gaussian(1.0), Gaussian(4.0)
-    kinds = {
-        "gamma-norm": Mechanism(GammaNorm(4.0), _B),
-        "normalised": Mechanism(one, _B, clipping=_NORMALISED),
-        "batch-mean": Mechanism(Gaussian(8.0), _B, clipping=BatchMean()),
-        "shuffled": Mechanism(one, _B, sampler=Shuffled()),
-        "with-replacement": Mechanism(four, _B, sampler=WithReplacement()),
-        "truncated-poisson": Mechanism(one, _B, sampler=TruncatedPoisson(largest_batch=7)),
-        "local steps": Mechanism(one, _B, work=_STEPS),
-    }
-    for name, claimed in kinds.items():
-        for mutation in ("half the noise", "one coordinate without noise", "one key for all secure streams"):
-            yield Defect(f"{name}: {mutation}", claimed, MUTATIONS[mutation])
-    for name, mutation in (
-        ("truncated-poisson", "a record other than the first in every batch"),
-        ("shuffled", "a record other than the first in every batch"),
-    ):
-        yield Defect(f"{name}: {mutation}", kinds[name], MUTATIONS[mutation])
+_OTHER_KINDS = {
+    "gamma-norm": Mechanism(GammaNorm(4.0), _B),
+    "normalised": Mechanism(Gaussian(1.0), _B, clipping=_NORMALISED),
+    "batch-mean": Mechanism(Gaussian(8.0), _B, clipping=BatchMean()),
+    "shuffled": Mechanism(Gaussian(1.0), _B, sampler=Shuffled()),
+    "with-replacement": Mechanism(Gaussian(4.0), _B, sampler=WithReplacement()),
+    "truncated-poisson": Mechanism(Gaussian(1.0), _B, sampler=TruncatedPoisson(largest_batch=7)),
+    "local steps": Mechanism(Gaussian(1.0), _B, work=_STEPS),
+}
 
 
 def _of_one_kind() -> Iterable[Defect]:
     """Yield what only one law, clipping or sampler, or only local work, can get wrong."""
-    plain, gamma = Mechanism(Gaussian(1.0), _B), Mechanism(GammaNorm(4.0), _B)
-    normalised = Mechanism(Gaussian(1.0), _B, clipping=_NORMALISED)
-    tenfold, bare, in_full = "the count ten times as long", "one of four without noise", "four charged as two"
+    plain, gamma, normalised = (
+        MUTATED["gaussian, z = 1"],
+        _OTHER_KINDS["gamma-norm"],
+        _OTHER_KINDS["normalised"],
+    )
+    tenfold, laplace = "the count ten times as long", MUTATED["laplace, ε = 2"]
+    # a step of a message is bare, and none of a single release
+    one_step = bare(lambda n, steps: steps > 1 and n % steps == 2 % steps)
     for z in (1.0, 4.0):
-        counted, steps = (
-            Mechanism(Gaussian(z), _B, clipping=_COUNTED),
-            Mechanism(Gaussian(z), _B, work=_STEPS),
-        )
+        counted, steps = MUTATED[f"quantile, z = {z:g}"], Mechanism(Gaussian(z), _B, work=_STEPS)
         yield Defect(f"quantile, z = {z:g}: {tenfold}", counted, edge(CountsTenfold))
-        yield Defect(f"local steps, z = {z:g}: {bare}", steps, edge(OneStepBare))
+        yield Defect(f"local steps, z = {z:g}: one of four without noise", steps, one_step)
         charged = replace(steps, work=LocalSteps(steps=LOCAL_STEPS // 2))
-        yield Defect(f"local steps, z = {z:g}: {in_full}", charged, mechanism(twice_the_steps))
-    in_l1 = Mechanism(Laplace(2.0), _B, clipping=_COUNTED)
-    yield Defect(f"quantile, laplace: {tenfold}", in_l1, edge(CountsTenfold))
-    for name, wrong in (
-        ("normalised: to 1.5 C", at_more_than_c),
-        ("normalised: not at all", not_measured),
-        ("normalised: the stabiliser taken off", less_stabiliser),
-    ):
-        yield Defect(name, normalised, measured(wrong))
+        twice = on("mechanism", twice_the_steps)
+        yield Defect(f"local steps, z = {z:g}: four charged as two", charged, twice)
+    yield Defect(f"quantile, laplace: {tenfold}", replace(laplace, clipping=_COUNTED), edge(CountsTenfold))
+    yield Defect("normalised: to 1.5 C", normalised, MUTATIONS["clipped at 1.5 C"])
+    unmeasured = measured(lambda norms, _: np.full_like(norms, CLIP))
+    yield Defect("normalised: not at all", normalised, unmeasured)
+    # ‖g‖ − s where it should be ‖g‖ + s
+    less = measured(lambda norms, _: np.maximum(norms - np.float32(2 * _S), 0))
+    yield Defect("normalised: the stabiliser taken off", normalised, less)
     yield Defect("gaussian: each of four layers clipped to C", plain, gradients(each_layer))
     first_layer = muted(lambda size: slice(size // 2, None))
     yield Defect("gaussian: noise on the first layer only", plain, first_layer)
     yield Defect("gaussian: a ΔS whose squares leave float32", plain, edge(ClipsInFloat32))
-    clipped_mean = mechanism(lambda claimed: replace(claimed, clipping=BatchMean()))
-    yield Defect("gaussian: batch-mean accounted with ΔS", plain, clipped_mean)
-    yield Defect("gamma-norm: batch-mean accounted with ΔS", gamma, clipped_mean)
-    singular = law(lambda _: ExponentialNorm(1.0))
+    for name, claimed in (("gaussian", plain), ("gamma-norm", gamma)):
+        yield Defect(f"{name}: batch-mean accounted with ΔS", claimed, mechanism(clipping=BatchMean()))
+    singular = mechanism(law=ExponentialNorm(1.0))
     yield Defect("gamma-norm: exponential-norm accounted as ε", Mechanism(GammaNorm(1.0), _B), singular, 32)
-    yield Defect("laplace: clipped in L2", Mechanism(Laplace(2.0), _B), law(lambda _: InL2(2.0)))
-    weak = Mechanism(Gaussian(0.65), 8)
-    replaced = mechanism(lambda claimed: replace(claimed, sampler=WithReplacement()))
+    yield Defect("laplace: clipped in L2", laplace, mechanism(law=InL2(2.0)))
+    weak, replaced = Mechanism(Gaussian(0.65), 8), mechanism(sampler=WithReplacement())
     yield Defect("gaussian: with-replacement accounted as poisson", weak, replaced)
-
-
-def put_to_test(
-    games: Iterable[Game], *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
-) -> list[Finding]:
-    """Play the games in order until one refutes; α is of each game, played or not."""
-    findings: list[Finding] = []
-    for place, game in enumerate(games):
-        if progress is not None:
-            progress(game.name)
-        findings.append(game.play(alpha=alpha, seed=seed + place))
-        if findings[-1].violated:
-            break
-    return findings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from common.noise.law import Noise, NoiseLaw
 from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.claims import Floats, GdpClaim, PureClaim, ReleaseClaim, claim_for, composed
+from experiments.audit.claims import Floats, ReleaseClaim, claim_for, composed
 from experiments.audit.game import Aim, Game
 
 CLIP = 1.0  # C
 LOUD = np.float32(1000.0)  # norm of a canary before clipping, in units of C
+# how a game is judged by the likelihood ratio alone: above a threshold that the first half chooses, or above 1
+CHOSEN: dict[str, Any] = {"learner": None}
+LIKELY: dict[str, Any] = {"learner": None, "threshold": 0.0}
 
 Form = Callable[[Matrix], PerSampleGradients]  # how rows become per-sample gradients; a defect may stand here
 
@@ -111,7 +114,6 @@ class Altered(NoiseLaw):
 
 
 def silent(law: NoiseLaw) -> NoiseLaw:
-    """Return the law without noise."""
     return Altered(law, np.zeros_like)
 
 
@@ -119,12 +121,10 @@ Plant = Callable[[EdgeWorker], EdgeWorker]  # puts a defect into an edge
 
 
 def honest(worker: EdgeWorker) -> EdgeWorker:
-    """Plant nothing."""
     return worker
 
 
 def resized(mechanism: Mechanism, batch_size: int) -> Mechanism:
-    """Return a mechanism with another b."""
     sampler = mechanism.sampler.resized(mechanism.batch_size, batch_size)
     return replace(mechanism, batch_size=batch_size, sampler=sampler)
 
@@ -139,8 +139,7 @@ def streams_of(seed: int | None) -> CounterStreams:
 
 def unit(shape: Floats, norm: Norm) -> Floats:
     """Return a shape scaled to the length 1 in the norm that is clipped."""
-    scaled: Floats = shape / np.linalg.norm(shape, ord=1 if norm is Norm.L1 else 2)
-    return scaled
+    return np.asarray(shape / np.linalg.norm(shape, ord=1 if norm is Norm.L1 else 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,7 +158,6 @@ class Design:
 
     @property
     def sensitivity(self) -> float:
-        """ΔS = 2C/b."""
         return 2 * CLIP / self.mechanism.batch_size
 
     @property
@@ -173,7 +171,7 @@ class Design:
         one = claim_for(kind, self.adjacency)
         if self.releases == 1 or kind.batches_per_epoch >= self.releases:  # an epoch charges once
             return one
-        if not isinstance(one, PureClaim | GdpClaim) or kind.sampling_rate < 1:
+        if kind.sampling_rate < 1:
             raise ValueError("a round of several sampled releases has no trade-off in closed form")
         return composed(one, self.releases)
 
@@ -237,10 +235,10 @@ class Design:
         made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
         return np.array(made, np.float64)
 
-    def game(self, name: str, rounds: int) -> Game:
+    def game(self, name: str, rounds: int, **how: Any) -> Game:
         """Return the game: the score is the likelihood ratio or what is learned, whichever does better at first."""
         aim = self.aim
-        return Game(
+        game = Game(
             name=name,
             claim=self.claim,
             worker=self.worker,
@@ -251,15 +249,4 @@ class Design:
             releases_per_round=self.releases,
             steer=self.path,
         )
-
-    def threshold(self, name: str, rounds: int) -> Game:
-        """Return the game of the likelihood ratio above a threshold that the first half chooses."""
-        return replace(self.game(name, rounds), learner=None)
-
-    def likely(self, name: str, rounds: int) -> Game:
-        """Return the game of the likelihood ratio, fixed: above 1 says "there"."""
-        return replace(self.game(name, rounds), learner=None, threshold=0.0)
-
-    def exact(self, name: str, rounds: int) -> Game:
-        """Return the game of exact coincidence, fixed: more with the canary's place than with the other."""
-        return replace(self.game(name, rounds), score=self.aim.exact, learner=None, threshold=0.5)
+        return replace(game, **how)

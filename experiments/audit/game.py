@@ -8,8 +8,9 @@ profit from chance; where all of it is fixed beforehand, every round is judged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,7 @@ from edge.worker import EdgeWorker, Shard
 from experiments.audit.claims import Floats, ReleaseClaim, upper_rate
 
 Releases = npt.NDArray[np.float64]  # rounds × releases of a round × N
-Score = Callable[
-    [Releases, int], Floats
-]  # given the releases and the sequence of the first; high: canary there
+Score = Callable[[Releases, int], Floats]  # given the sequence of the first, too; high: canary there
 Learner = Callable[[Releases, Releases, int, int], Score]  # zeroed, there, and the sequence of each first
 
 _THRESHOLDS = 400
@@ -50,9 +49,7 @@ class Game:
     threshold: float | None = None  # fixed beforehand; None: chosen on the first rounds
     learning: float = 0.5  # share of the rounds to learn and choose on
     fresh_runs: bool = False
-    turning: bool = (
-        True  # the canary's row moves on with every round, but not between two of a lag; or is the first
-    )
+    turning: bool = True  # the canary's row moves on with each round, but not between two of a lag
     restarts: bool = False  # every release is the first of a process, with secure streams
     lag: int = 1
     after: int = 0  # releases of the run that are not looked at
@@ -73,13 +70,13 @@ class Game:
         zeroed, there = (_released(self, there, seed) for there in (False, True))
         first = 1 + self.after
         firsts = first, first if self.fresh_runs or self.restarts else first + _count(self)
-        candidates = [] if self.score is None else [self.score]
+        scores = [] if self.score is None else [self.score]
         seen = int(self.rounds * self.learning)
         if self.learner is not None:
-            taught = seen // 2 if candidates else seen
-            candidates.append(self.learner(zeroed[:taught], there[:taught], *firsts))
-        pairs = [(score(zeroed, firsts[0]), score(there, firsts[1])) for score in candidates]
-        if not all(np.isfinite(scores).all() for pair in pairs for scores in pair):
+            taught = seen // 2 if scores else seen
+            scores.append(self.learner(zeroed[:taught], there[:taught], *firsts))
+        pairs = [(score(zeroed, firsts[0]), score(there, firsts[1])) for score in scores]
+        if not np.isfinite(pairs).all():
             raise ValueError(f"{self.name}: a score is not finite")
 
         def promise(pair: tuple[Floats, Floats]) -> float:
@@ -108,7 +105,6 @@ class Finding:
 
     @property
     def violated(self) -> bool:
-        """Tell whether the claim is refuted."""
         return self.lower_bound > self.claimed
 
 
@@ -150,35 +146,23 @@ def _count(game: Game) -> int:
 
 
 def _released(game: Game, there: bool, seed: int) -> Releases:
-    """Make the releases of one world."""
-    steer, of_round = game.steer, game.releases_per_round
-    if game.restarts:
-        released = np.empty((game.rounds, of_round, steer.shape[1]))
-        for place in range(game.rounds):
-            for n in range(of_round):
-                worker = game.worker(there, None)
-                worker.shard = turned(worker.shard, place)
-                released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, 1)
-        return released
+    steer, of_round, count = game.steer, game.releases_per_round, _count(game)
+    apart = game.restarts or game.fresh_runs  # else one run makes them all; the worlds share no draw
+    first = 1 + game.after + count * there
     worker = game.worker(there, seed)
     size = len(worker.shard) if game.turning else 1
     shards = [turned(worker.shard, place) for place in range(0, size, -(-size // _PLACES))]
-    if game.fresh_runs:
-        released = np.empty((game.rounds, of_round, steer.shape[1]))
-        for place in range(game.rounds):
-            worker.index = place + game.rounds * there  # the two worlds share no batch and no noise
-            worker.shard = shards[place % len(shards)]
-            for n in range(of_round):
-                released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, n + 1)
-        return released
-    count = _count(game)
-    first = 1 + game.after + count * there  # likewise
     line: Releases = np.empty((count, steer.shape[1]))
     for place in range(count):
-        worker.shard = shards[-1 if game.lag > 1 else place // of_round % len(shards)]
-        line[place] = worker.gradient(
-            steer[(first + place - 1) % len(steer)], game.sensitivity, first + place
-        )
+        of_game, n = divmod(place, of_round)
+        if game.restarts:
+            worker = game.worker(there, None)
+        elif game.fresh_runs:
+            worker.index = of_game + game.rounds * there  # likewise
+        worker.shard = shards[-1 if game.lag > 1 else of_game % len(shards)]
+        number = n + 1 if apart else first + place
+        x = steer[(number - 1) % len(steer)]
+        line[place] = worker.gradient(x, game.sensitivity, 1 if game.restarts else number)
     if game.lag > 1:
         line = line.reshape(-1, of_round, game.lag, steer.shape[1]).swapaxes(1, 2)
     return line.reshape(-1, of_round, steer.shape[1])[: game.rounds]
@@ -190,7 +174,6 @@ def turned(shard: Shard, places: int) -> Shard:
 
 
 def _best_threshold(claim: ReleaseClaim, zeroed: Floats, present: Floats, alpha: float) -> float:
-    """Return the threshold whose bound is the highest on this half."""
     both = np.sort(np.concatenate((zeroed, present)))
     between = (both[1:] + both[:-1]) / 2
     positives = len(zeroed) - np.searchsorted(np.sort(zeroed), between, side="right")
@@ -207,28 +190,44 @@ def _best_threshold(claim: ReleaseClaim, zeroed: Floats, present: Floats, alpha:
 
 
 def play_all(
-    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
+    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] = lambda _: None
 ) -> list[Finding]:
     """Play several games, whose bounds then hold together with this confidence; each has draws of its own."""
-    alpha = familywise(confidence, len(games))
-    findings = []
-    for place, game in enumerate(games):
-        if progress is not None:
-            progress(game.name)
-        findings.append(game.play(alpha=alpha, seed=1000 * seed + place))
+    return list(_played(games, familywise(confidence, len(games)), 1000 * seed, progress))
+
+
+def put_to_test(
+    games: Sequence[Game], *, alpha: float, seed: int, progress: Callable[[str], None] = lambda _: None
+) -> list[Finding]:
+    """Play the games in order until one refutes; α is of each game, played or not."""
+    findings: list[Finding] = []
+    for finding in _played(games, alpha, seed, progress):
+        findings.append(finding)
+        if finding.violated:
+            break
     return findings
+
+
+def _played(
+    games: Sequence[Game], alpha: float, seed: int, progress: Callable[[str], None]
+) -> Iterator[Finding]:
+    for place, game in enumerate(games):
+        progress(game.name)
+        yield game.play(alpha=alpha, seed=seed + place)
 
 
 def familywise(confidence: float, games: int) -> float:
     """Return Bonferroni's α of one of several games that hold together at this confidence."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence}: must be between 0 and 1")
     return (1 - confidence) / max(1, games)
 
 
 def finite(value: float) -> float | None:
     """Return None for an infinite figure: JSON knows none."""
     return value if math.isfinite(value) else None
+
+
+def finites(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}
 
 
 _ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
@@ -259,19 +258,23 @@ class Aim:
         return self.zeroed[places][:, None], self.there[places][:, None]
 
     def ratio(self, releases: Releases, first: int) -> Floats:
-        """Return the log-likelihood ratio of each round, all of whose batches have the canary or may have it."""
-        ratios = log_likelihood_ratio(
-            self.law, self.sensitivity, releases, *self.centres(releases.shape, first)
-        )
+        """Return the log-likelihood ratio of each round, all of whose batches have the canary or may have it.
+
+        It is the best score, by Neyman and Pearson.
+        """
+        centres = self.centres(releases.shape, first)
+        if self.law is None:
+            far, near = distances(releases, *centres)
+            ratios = far - near
+        else:
+            ratios = self.law.log_ratio(self.sensitivity, releases, *centres)
         if self.rate < 1:
             with np.errstate(divide="ignore"):
                 ratios = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + ratios)
         if self.one_of:
             highest = ratios.max(axis=1, keepdims=True)
-            mixed: Floats = highest[:, 0] + np.log(np.exp(ratios - highest).mean(axis=1))
-            return mixed
-        total: Floats = ratios.sum(axis=1)
-        return total
+            return np.asarray(highest[:, 0] + np.log(np.exp(ratios - highest).mean(axis=1)))
+        return np.asarray(ratios.sum(axis=1))
 
     def exact(self, releases: Releases, first: int) -> Floats:
         """Return how many coordinates lie exactly where the canary would put them, less those where none would."""
@@ -279,10 +282,9 @@ class Aim:
 
     def _hits(self, releases: Releases, first: int, width: float) -> Floats:
         zeroed, there = self.centres(releases.shape, first)
-        hits = (np.abs(releases - there) < width).sum(axis=(1, 2), dtype=np.int64)
-        misses = (np.abs(releases - zeroed) < width).sum(axis=(1, 2), dtype=np.int64)
-        more: Floats = (hits - misses).astype(np.float64)
-        return more
+        near = [np.abs(releases - centre) < width for centre in (there, zeroed)]
+        hits, misses = (some.sum(axis=(1, 2), dtype=np.float64) for some in near)
+        return np.asarray(hits - misses)
 
     def learned(self, zeroed: Releases, there: Releases, first_zeroed: int, first_there: int) -> Score:
         """Return Fisher's discriminant of ratio, hits and single coordinates; a fifth of the zeroed is below 0."""
@@ -301,20 +303,10 @@ class Aim:
                 columns += [np.where(places == place, columns[0], 0) for place in range(len(_BINS) + 1)]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
-        # where the canary is seldom there, so many weights would be learned from chance
+        # where the canary is seldom there, that number of weights would be learned from chance
         if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features
-
-
-def log_likelihood_ratio(
-    law: NoiseLaw | None, sensitivity: float, releases: Releases, zeroed: Floats, there: Floats
-) -> Floats:
-    """Return log p(ν | there) − log p(ν | zeroed) of each release: the best score, by Neyman and Pearson."""
-    if law is not None:
-        return law.log_ratio(sensitivity, releases, zeroed, there)
-    far, near = distances(releases, zeroed, there)
-    return far - near
 
 
 def discriminant(zeroed: Floats, there: Floats, features: Callable[[Releases, int], Floats]) -> Score:
@@ -329,8 +321,4 @@ def discriminant(zeroed: Floats, there: Floats, features: Callable[[Releases, in
     # against it stands out the most.
     middle = float(np.quantile(zeroed @ weights, 0.2))
 
-    def score(releases: Releases, first: int) -> Floats:
-        scores: Floats = features(releases, first) @ weights - middle
-        return scores
-
-    return score
+    return lambda releases, first: np.asarray(features(releases, first) @ weights - middle)

@@ -80,16 +80,13 @@ def audit_one_run(
         raise ConfigurationError(f"canaries = {canaries}, iterations = {iterations}: must be at least 1")
     count = min(canaries, len(world.rows[edge]) // 2)
     if count < 1:
-        raise ConfigurationError(
-            f"canaries = {canaries}: edge {edge} has {len(world.rows[edge])} rows to spare"
-        )
-    world = replace(
-        world, scenario=scenario.model_copy(update={"iterations": min(iterations, scenario.iterations)})
-    )
+        rows = len(world.rows[edge])
+        raise ConfigurationError(f"canaries = {canaries}: edge {edge} has {rows} rows to spare")
+    shorter = scenario.model_copy(update={"iterations": min(iterations, scenario.iterations)})
+    world = replace(world, scenario=shorter)
     # with secure streams the coins are secure too; a canary's place among the edge's rows is public
-    rng = np.random.default_rng(
-        streams_for(scenario.seed).at(edge, Purpose.AUDIT, 0).bit_generator.random_raw(4)
-    )
+    coins = streams_for(scenario.seed).at(edge, Purpose.AUDIT, 0).bit_generator.random_raw(4)
+    rng = np.random.default_rng(coins)
     workers = world.workers()
     planted = _plant(world, workers[edge], count, rng)
     scores = np.zeros(count)
@@ -98,17 +95,15 @@ def audit_one_run(
             scores += _evidence(world, planted, sent, made.gradient)
             if progress is not None:
                 progress(sent.version)
-    releases = workers[edge].sequence
+    releases, delta = workers[edge].sequence, scenario.privacy.total_delta
     kind = ReleaseKind(scenario.mechanism(scenario.law(edge)), len(world.rows[edge]))
-    delta = scenario.privacy.total_delta
-    claimed = total([Spent(kind, kind.charges(releases))], delta, replace_one=False).epsilon
     guesses, correct, bound = _best(scores, planted.there, delta, 1 - confidence)
     return OneRun(
         canaries=count,
         guesses=guesses,
         correct=correct,
         lower_bound=bound,
-        claimed=claimed,
+        claimed=total([Spent(kind, kind.charges(releases))], delta, replace_one=False).epsilon,
         delta=delta,
         releases=releases,
         confidence=confidence,
@@ -156,15 +151,15 @@ def _products(model: Model, x: Vector, planted: _Planted, gradient: Vector) -> t
         products = np.vecdot(d, model.scores(gradient, planted.features))
         norms = np.linalg.norm(d, axis=1) * np.linalg.norm(planted.features, axis=1)
         return products.astype(np.float64), norms.astype(np.float64)
-    found: list[float] = []
-    norms_found: list[float] = []
+    along: list[float] = []
+    lengths: list[float] = []
     for start in range(0, len(planted.targets), _CHUNK):
         rows = slice(start, start + _CHUNK)
         gradients = model.gradients(x, planted.features[rows], planted.targets[rows])
-        norms_found += gradients.norms().tolist()
+        lengths += gradients.norms().tolist()
         chosen = np.eye(len(planted.targets[rows]), dtype=np.float32)
-        found += [float(gradients.weighted_sum(one) @ gradient) for one in chosen]
-    return np.array(found), np.array(norms_found)
+        along += [float(gradients.weighted_sum(weights) @ gradient) for weights in chosen]
+    return np.array(along), np.array(lengths)
 
 
 def _best(

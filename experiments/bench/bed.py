@@ -41,11 +41,13 @@ def python(*words: str, tree: Path = ROOT) -> dict[str, Any]:
 @contextlib.contextmanager
 def program(*words: str, tree: Path = ROOT, **streams: Any) -> Iterator[subprocess.Popen[str]]:
     """Run such a program; it ends with the block."""
-    with subprocess.Popen(**python(*words, tree=tree), **streams) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    process = subprocess.Popen(**python(*words, tree=tree), **streams)
+    try:
+        yield process
+    finally:
+        process.kill()
+        with contextlib.suppress(BrokenPipeError):  # what it was still to read
+            process.__exit__(None, None, None)
 
 
 @contextlib.contextmanager
@@ -164,7 +166,8 @@ class CloudBed:
         for child in (self.cloud, *self.children):
             if child.poll() is not None:
                 said = " ".join(path.read_text()[-800:] for path in sorted(self.directory.glob("*.log")))
-                raise MapaError(f"bench: {child.args!r} ended with {child.returncode}: {said}")
+                words = " ".join(map(str, child.args[len(ends_with_parent([])) :]))  # type: ignore[index]
+                raise MapaError(f"bench: {words} ended with {child.returncode}: {said}")
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + _PATIENCE

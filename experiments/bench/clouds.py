@@ -37,6 +37,8 @@ from experiments.bench.bed import (
 )
 from experiments.bench.edges import EdgeTask
 from experiments.bench.rounds import Case, Figures, Ratio, Turn
+from mapa.authority import Authority
+from mapa.broker_files import write_broker
 from mapa.brokers import (
     KEEP_PAGES,
     Broker,
@@ -47,10 +49,10 @@ from mapa.brokers import (
 from mapa.processes import ends_with_parent, start_child
 
 _HERE = Path(__file__).parent
-_SERVING = Path("experiments/bench/serving.py")  # of a tree; ours, where it has none
-_SECRETS = ROOT / "docker" / "mosquitto" / "secrets.sh"
+_SERVING = Path("experiments/bench/serving.py")  # of a tree
 _PATIENCE = 60.0  # seconds until every edge has had a model
 _SCRAPE_EVERY = 0.2  # seconds
+_CEILINGS = {"raw C": ("-lz",), "libmosquitto": ("-DLIBMOSQUITTO", "-lz", "-lmosquitto")}
 _LARGE = 20_000_000  # K·N from which messages take so long that more time is needed
 LOGS = {"on": "process", "off": None, "process": "process", "power": "power"}
 
@@ -70,7 +72,7 @@ class Cell:
 CELLS = (
     *(Cell(5, n) for n in (785, 7_850, 21_840)),
     *(Cell(20, n) for n in (785, 7_850, 155_520, 1_000_000)),
-    *(Cell(20, 7_850, tls=True), Cell(1_000, 7_850)),
+    Cell(20, 7_850, tls=True),
 )
 QUICK_CELLS = (Cell(5, 785), Cell(20, 7_850))
 
@@ -252,9 +254,9 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
         lean = compiled("lean_edges.c", directory)
         limit, extra = payload_limit(largest), list[str]()
         if tls:
-            secrets = directory / "secrets"
-            subprocess.run(["sh", str(_SECRETS), str(secrets), "127.0.0.1"], check=True, capture_output=True)
-            own, ca = secrets / "broker", str(secrets / "ca.pem")
+            own = directory / "secrets"
+            write_broker(own, Authority.create(directory / "authority", ["127.0.0.1"]), by_password=True)
+            ca = str(own / "services.pem")
             extra = [
                 f"certfile {own / 'server.pem'}",
                 f"keyfile {own / 'server.key'}",
@@ -270,18 +272,16 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
 @contextlib.contextmanager
 def clouds(place: Arena, plan: Plan) -> Iterator[dict[str, Cloud]]:
     """Start what takes part: trees first, then the ceilings that can be compiled here."""
-    flags = {"raw C": ("-lz",), "libmosquitto": ("-DLIBMOSQUITTO", "-lz", "-lmosquitto")}
     trees = {"ours": ROOT} if plan.against is None else {"ours": ROOT, "against": plan.against.resolve()}
     taking: list[Cloud] = []
     with contextlib.ExitStack() as stack, on_cores(first_core()):
         for name, tree in trees.items():
             if plan.only and name not in plan.only:
                 continue
-            serving = (tree if (tree / _SERVING).exists() else ROOT) / _SERVING
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            child = stack.enter_context(program(str(serving), tree=tree, **pipes))
+            child = stack.enter_context(program(str(tree / _SERVING), tree=tree, **pipes))
             taking += [TreeCloud(name, log, child) for log in plan.logs]
-        for name, options in flags.items():
+        for name, options in _CEILINGS.items():
             binary = None
             if not plan.only or name in plan.only:
                 binary = compiled("ceiling_cloud.c", place.directory, *options, name=name)
@@ -383,9 +383,14 @@ def authors_turn(place: Arena, seconds: float) -> Figures:
 def plan_of(k: Sequence[int], n: Sequence[int], logs: Sequence[str], tls: Sequence[str], **more: Any) -> Plan:
     """Return the plan of options; no K and no N: the usual cells."""
     against = more.get("against")
-    if against is not None and not (against / "mapa" / "cloud_run.py").is_file():
-        raise ConfigurationError(f"--against {against}: no checkout of this project")
-    for option, words, allowed in (("--log", logs, tuple(LOGS)), ("--tls", tls, ("on", "off"))):
+    if against is not None and not (against / _SERVING).is_file():
+        raise ConfigurationError(f"--against {against}: no checkout of this project with {_SERVING}")
+    choices = (
+        ("--log", logs, tuple(LOGS)),
+        ("--tls", tls, ("on", "off")),
+        ("--clouds", more.get("only", ()), ("ours", "against", *_CEILINGS)),
+    )
+    for option, words, allowed in choices:
         if unknown := [word for word in words if word not in allowed]:
             raise ConfigurationError(f"{option} {unknown[0]}: allowed are {', '.join(allowed)}")
     if k or n or list(tls) != ["off"]:

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError, RecordsError
 from common.scenario.scenario import Scenario
 from experiments.audit.battery import scenario_games
-from experiments.audit.defects import INVISIBLE, Defect, planted, put_to_test
-from experiments.audit.game import Finding, familywise, finite, play_all
+from experiments.audit.defects import INVISIBLE, Defect, planted
+from experiments.audit.game import Finding, familywise, finite, finites, play_all, put_to_test
 from experiments.audit.one_run import audit_one_run
 from mapa.commands import options
-from mapa.output import note, progress_console
+from mapa.output import console, note, print_json, print_wide, progress_console, say
 from mapa.runs import find_run, read_object
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
 from mapa.verification.check import NotCheckedError, UnreadableError
-from mapa.verification.log_replay import scenario_of
+from mapa.verification.replay import scenario_of
 
 AUDIT = "audit.json"  # mapa/dashboard shows it, mapa runs rm removes it with the run
 _MIN_ROUNDS = 1000
+_RUN_HELP = (
+    "audit the scenario of a run on record instead, and keep the report there as audit.json, "
+    "where the live page shows it"
+)
 _OF_PLANTED = ("name", "figure", "claimed", "lower_bound", "rounds", "violated")
 
 
@@ -43,14 +44,7 @@ def audit_command(
         str | None,
         typer.Argument(help="a shipped scenario's name, or a TOML file; not with --run or --planted"),
     ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="audit the scenario of a run on record instead, and keep the report there as audit.json, "
-            "where the live page shows it",
-        ),
-    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help=_RUN_HELP)] = None,
     changes: options.Changes = None,
     confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
     rounds: Annotated[int, typer.Option(help="of each world in a game")] = 8000,
@@ -82,9 +76,7 @@ def audit_command(
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
     if with_planted:
         if scenario is not None or run is not None or changes:
-            raise ConfigurationError(
-                "--planted takes no scenario, --run or --set: its mechanisms are its own"
-            )
+            raise ConfigurationError("--planted takes no scenario, --run or --set: it has its own mechanisms")
         _audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
         return
     if (scenario is None) == (run is None):
@@ -98,7 +90,7 @@ def audit_command(
         name, resolved = folder.resolve().name, scenario_of_run(folder)
     else:
         name, resolved = load_scenario(str(scenario), changes or [])
-    world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
+    world = World.of(resolved, options.data_dir_or_default(data_dir), say=note)
     games = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
     with _spinner() as show:
         findings = play_all(games, confidence=confidence, seed=seed, progress=show)
@@ -129,9 +121,9 @@ def audit_command(
         epsilons = {"claimed_epsilon": finite(told.pop("claimed")), "lower_epsilon": told.pop("lower_bound")}
         report["one_run"] = {**told, **epsilons, "violated": whole.violated}
     if folder is not None:
-        print(f"kept in {_keep(folder, report)}", file=sys.stderr)
+        say(f"kept in {_keep(folder, report)}")
     if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        print_json(report)
     else:
         _print_report(report)
     if any(row["violated"] for row in report["games"]):
@@ -141,21 +133,16 @@ def audit_command(
 @contextmanager
 def _spinner() -> Iterator[Callable[[str], None]]:
     """Show what is being done, where somebody watches."""
-    console = progress_console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal or console.quiet
-    ) as bar:
+    err = progress_console()
+    columns, unseen = (SpinnerColumn(), TextColumn("{task.description}")), not err.is_terminal or err.quiet
+    with Progress(*columns, console=err, transient=True, disable=unseen) as bar:
         task = bar.add_task("", total=None)
         yield lambda words: bar.update(task, description=words)
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    row = {
-        key: finite(value) if isinstance(value, float) else value for key, value in asdict(finding).items()
-    }
-    del row["alpha"]
-    return {**row, "violated": finding.violated}
+    values = {key: value for key, value in asdict(finding).items() if key != "alpha"}
+    return {**finites(values), "violated": finding.violated}
 
 
 def scenario_of_run(path: Path) -> Scenario:
@@ -186,37 +173,30 @@ def _table(title: str, columns: Sequence[str], to_the_left: Sequence[str]) -> Ta
     return table
 
 
-def _wide_console(width: int) -> Console:
-    console = Console(highlight=False)
-    console.width = max(console.width, width)
-    return console
+def _bounds(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['figure']} {_figure(row[key])}" for key in ("claimed", "lower_bound")]
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    console, name, rows = _wide_console(130), report["scenario"], report["games"]
+    out, name, rows = partial(console().print, soft_wrap=True), report["scenario"], report["games"]
     if any(row["violated"] for row in rows):
-        console.print(
-            f"{name}: the claim is REFUTED: more can be told of a sample than it allows.", style="red"
-        )
+        out(f"{name}: the claim is REFUTED: more can be told of a sample than it allows.", style="red")
     elif any(row["claimed"] is not None for row in rows):
-        console.print(f"{name}: nothing contradicts the claim. That is no proof of it.")
+        out(f"{name}: nothing contradicts the claim. That is no proof of it.")
     else:
-        console.print(f"{name}: nothing is claimed (not DP); the bounds say what can be told at least.")
+        out(f"{name}: nothing is claimed (not DP); the bounds say what can be told at least.")
     if report["seeded"]:
-        console.print(
-            "The scenario has a seed: anyone who knows it can subtract the noise. Audited as if nobody did."
-        )
+        out("The scenario has a seed: anyone who knows it can subtract the noise. Audited as if nobody did.")
     title = f"games, {report['confidence']:g} for all rows together, ε at δ = {report['delta']:g}"
     columns = ("game", "claimed", "at least", "claimed ε", "ε at least", "verdict")
     table = _table(title, columns, ("game", "verdict"))
     for row in rows:
         verdict = "REFUTED" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
-        told = (f"{row['figure']} {_figure(row[key])}" for key in ("claimed", "lower_bound"))
         in_epsilon = (_figure(row[key]) for key in ("claimed_epsilon", "lower_epsilon"))
-        table.add_row(row["name"], *told, *in_epsilon, verdict)
-    console.print(table)
+        table.add_row(row["name"], *_bounds(row), *in_epsilon, verdict)
+    print_wide(table)
     if whole := report["one_run"]:
-        console.print(
+        out(
             f"one run (beside, not a gate): {whole['releases']} releases, {whole['canaries']} canaries, "
             f"{whole['correct']} of {whole['guesses']} guesses right: total ε at least {whole['lower_epsilon']:.3g}, "
             f"claimed {_figure(whole['claimed_epsilon'])} at δ = {whole['delta']:g}"
@@ -232,7 +212,7 @@ def _audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) 
 
     α is divided among the games of a battery, as where `mapa audit` plays it: could that command have seen it?
     """
-    found: list[tuple[Defect, list[dict[str, Any]]]] = []
+    played: list[tuple[Defect, list[dict[str, Any]]]] = []
     with _spinner() as show:
         for place, defect in enumerate(planted()):
             games = defect.games(rounds)
@@ -242,8 +222,8 @@ def _audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) 
                 seed=100_000 * seed + 100 * place,
                 progress=lambda game, name=defect.name: show(f"{name}: {game}"),  # type: ignore[misc]
             )
-            found.append((defect, [_row(finding) for finding in findings]))
-    missed = [d.name for d, rows in found if not rows[-1]["violated"] and d.name not in INVISIBLE]
+            played.append((defect, [_row(finding) for finding in findings]))
+    missed = [d.name for d, rows in played if not rows[-1]["violated"] and d.name not in INVISIBLE]
     if as_json:
         defects = [
             {
@@ -251,31 +231,26 @@ def _audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) 
                 "refuted": rows[-1]["violated"],
                 "games": [{key: row[key] for key in _OF_PLANTED} for row in rows],
             }
-            for defect, rows in found
+            for defect, rows in played
         ]
-        report = {"confidence": confidence, "missed": missed, "invisible": INVISIBLE, "defects": defects}
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        print_json({"confidence": confidence, "missed": missed, "invisible": INVISIBLE, "defects": defects})
     else:
-        _print_planted(found, confidence, missed)
+        _print_planted(played, confidence, missed)
     if missed:
         raise typer.Exit(1)
 
 
 def _print_planted(
-    found: Sequence[tuple[Defect, list[dict[str, Any]]]], confidence: float, missed: Sequence[str]
+    played: Sequence[tuple[Defect, list[dict[str, Any]]]], confidence: float, missed: Sequence[str]
 ) -> None:
     title = f"planted defects, {confidence:g} for the games of each together"
     table = _table(title, ("defect", "game", "claimed", "at least", "verdict"), ("defect", "game", "verdict"))
-    for defect, rows in found:
+    for defect, rows in played:
         for place, row in enumerate(rows):
-            told = (f"{row['figure']} {_figure(row[key])}" for key in ("claimed", "lower_bound"))
             name = "" if place else defect.name
-            table.add_row(name, row["name"], *told, "refuted" if row["violated"] else "")
+            table.add_row(name, row["name"], *_bounds(row), "refuted" if row["violated"] else "")
         if not rows[-1]["violated"]:
             table.add_row("", INVISIBLE.get(defect.name, "no game refutes it"), "", "", "NOT REFUTED")
-    console = _wide_console(140)
-    console.print(table)
-    console.print(
-        f"{len(found) - len(missed)} of {len(found)} defects are refuted or known to be invisible."
-        + (f" Missed: {'; '.join(missed)}." if missed else "")
-    )
+    print_wide(table)
+    counts = f"{len(played) - len(missed)} of {len(played)} defects are refuted or known to be invisible."
+    console().print(counts + (f" Missed: {'; '.join(missed)}." if missed else ""), soft_wrap=True)

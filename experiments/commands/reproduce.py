@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -13,25 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
-from experiments.audit.game import finite
+from experiments.audit.game import finites
 from experiments.harness import SWEEP_ENGINES
 from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
-from mapa.output import progress_console
+from mapa.output import print_json, progress_console
 from mapa.processes import interrupted_by_signals
 
 if TYPE_CHECKING:
@@ -73,7 +64,9 @@ def reproduce_command(
         list[str] | None,
         typer.Option(metavar="GLOB", help="run only matching lines, e.g. '*-lr-*'; repeatable"),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="parallel runs on this machine")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="parallel runs on this machine; default: one for each core")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="reuse finished runs from the cache, or run them again")
     ] = True,
@@ -145,7 +138,6 @@ def reproduce_command(
 
 
 def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
-    """Reproduce, print the verdicts, and return the exit code."""
     from experiments.reproduce.reproduction import reproduce
 
     console = progress_console()
@@ -162,7 +154,7 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
             }
             for one in outcome.judged
         ]
-        _print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
+        print_json({"size": order.size, "verdicts": verdicts, **_common(outcome)})
     else:
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
@@ -176,19 +168,14 @@ def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
 
 
 def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
-    """Make the reference table, print it, and return the exit code."""
     console = Console(stderr=True)
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
     if as_json:
-        audited = [
-            {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
-            for row in table.audited
-        ]
-        found = {"looks_at_held_out": table.looks, "audited": audited}
-        _print_json(
-            {"size": order.size, "rows": [asdict(row) for row in table.rows], **_common(table), **found}
-        )
+        audited = [finites(asdict(row)) for row in table.audited]
+        rows = [asdict(row) for row in table.rows]
+        report = {"size": order.size, "rows": rows, **_common(table)}
+        print_json({**report, "looks_at_held_out": table.looks, "audited": audited})
     else:
         print(table.files[1].read_text(encoding="utf-8"))
         counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
@@ -204,26 +191,22 @@ def _common(outcome: Reproduction | ReferenceTable) -> dict[str, Any]:
     return {"failures": outcome.failures, **counts, "files": files}
 
 
-def _print_json(report: dict[str, Any]) -> None:
-    print(json.dumps(report, indent=2, ensure_ascii=False))
-
-
 def _print_failures(console: Console, failures: Mapping[str, str]) -> None:
     for name, error in failures.items():
         console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
 
 
-class TimeLeft(ProgressColumn):
+class TimeLeft(progress.ProgressColumn):
     """Time left by the cost that is done. Rich looks at the last 30 s alone, in which no task may have ended."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         needed = task.fields["needed"]
         if needed is None or task.elapsed is None:
             return Text("-:--:--")
         return Text(str(timedelta(seconds=round(max(0.0, needed - task.elapsed)))))
 
 
-def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
+def _watching(bar: progress.Progress, note: str) -> Callable[[float, float, str], None]:
     """Add a task to the bar; return what moves it."""
     number = bar.add_task("reproduce", total=None, note=note, needed=None)
     (task,) = bar.tasks
@@ -235,15 +218,15 @@ def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
     return watch
 
 
-def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
+def _bar(console: Console, get_time: Callable[[], float] | None = None) -> progress.Progress:
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
         TimeLeft(),
-        TextColumn("{task.fields[note]}"),
+        progress.TextColumn("{task.fields[note]}"),
         console=console,
         get_time=get_time,
         disable=not console.is_terminal or console.quiet,

@@ -19,8 +19,18 @@ from common.scenario.scenario import Scenario
 from experiments.audit.battery import scenario_games
 from experiments.audit.game import Finding, Game, play_all
 from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.harness import Job, markdown_table, read_values
-from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes, units
+from experiments.harness import markdown_table, read_values
+from experiments.reference.cells import (
+    MAIN,
+    Choice,
+    Chosen,
+    Group,
+    TableCell,
+    choice_for,
+    methods,
+    sizes,
+    units,
+)
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
@@ -36,23 +46,13 @@ _WHOLE = "a whole training run"
 
 
 @dataclass(frozen=True, slots=True)
-class Audit(Job):
-    """One mechanism to be audited."""
-
-    cell: Cell  # of the first of its methods
+class Audit:
+    cell: TableCell  # of the first of its methods
     choice: Choice
     kind: ReleaseKind
     methods: tuple[str, ...]
     data_dir: Path
     rounds: int
-
-    @property
-    def name(self) -> str:
-        return f"audit: {self.mechanism}"
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {self.name: self.name}
 
     def scenario(self) -> tuple[Scenario, list[str]]:
         """Return the method's scenario, and the changes of the recipe that give it.
@@ -70,6 +70,18 @@ class Audit(Job):
         """Its name, in the scenario's own words."""
         mechanism = self.kind.mechanism
         return mechanism.clipping.name + (f", {mechanism.steps} local steps" if mechanism.steps > 1 else "")
+
+    def run(self) -> list[Audited]:
+        """Play the games of `mapa audit`, then train once with canaries."""
+        scenario, words = self.scenario()
+        world, most = World.of(scenario, self.data_dir), scenario.iterations
+        games = scenario_games(world, edge=_EDGE, rounds=self.rounds)
+        findings = play_all(games, confidence=CONFIDENCE, seed=0)
+        whole = audit_one_run(world, edge=_EDGE, canaries=_CANARIES, iterations=most, confidence=CONFIDENCE)
+        options = {"--rounds": self.rounds, "--canaries": _CANARIES, "--iterations": most}
+        given = [*options.items(), *(("--set", word) for word in words)]
+        command = ["mapa", "audit", self.cell.recipe, *(str(part) for pair in given for part in pair)]
+        return [row_of(self, games, findings, whole, digest=scenario.digest, command=shlex.join(command))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,42 +121,22 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
     size = sizes()[size_name]
     data = _AUDITED if _AUDITED in size.data else size.data[0]
     place: dict[str, Any] = {"data": data, "edges": _EDGES, "epsilon": MAIN, "links": size.links[0]}
-    cells = [
-        Cell(method=method, seed=_SEED, size=size_name, **place)
-        for method in methods()
-        if method in size.every
-    ]
+    used = [method for method in methods() if method in size.every]
+    cells = [TableCell(method=method, seed=_SEED, size=size_name, **place) for method in used]
     rate, length = units(cells[0], data_dir)  # of the recipe, which all of them share
-    by_kind: dict[str, list[tuple[Cell, Choice, ReleaseKind]]] = {}
+    by_kind: dict[str, list[tuple[TableCell, Choice, ReleaseKind]]] = {}
     for cell in cells:
         choice = choice_for(cell, chosen)
         scenario, _ = cell.scenario(choice, rate=rate, length=length)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), None, data_dir)
-        settled = parts.scenario
-        kind = ReleaseKind(settled.mechanism(settled.law(_EDGE)), parts.shard_sizes[_EDGE])
+        mechanism = parts.scenario.mechanism(parts.scenario.law(_EDGE))
+        kind = ReleaseKind(mechanism, parts.shard_sizes[_EDGE])
         by_kind.setdefault(repr(kind.fields()), []).append((cell, choice, kind))
     rounds = _ROUNDS.get(size_name, _MOST_ROUNDS)
     return [
         Audit(*alike[0], tuple(cell.method for cell, _, _ in alike), data_dir, rounds)
         for alike in by_kind.values()
     ]
-
-
-def run_audit(audit: Audit) -> list[Audited]:
-    """Play the games of `mapa audit`, then train once with canaries."""
-    scenario, words = audit.scenario()
-    world = World.of(scenario, audit.data_dir)
-    games = scenario_games(world, edge=_EDGE, rounds=audit.rounds)
-    findings = play_all(games, confidence=CONFIDENCE, seed=0)
-    whole = audit_one_run(
-        world, edge=_EDGE, canaries=_CANARIES, iterations=scenario.iterations, confidence=CONFIDENCE
-    )
-    options = {"--rounds": audit.rounds, "--canaries": _CANARIES, "--iterations": scenario.iterations}
-    given = [*options.items(), *(("--set", word) for word in words)]
-    command = shlex.join(
-        ["mapa", "audit", audit.cell.recipe, *(str(part) for pair in given for part in pair)]
-    )
-    return [row_of(audit, games, findings, whole, digest=scenario.digest, command=command)]
 
 
 def row_of(
@@ -156,21 +148,18 @@ def row_of(
     digest: str,
     command: str,
 ) -> Audited:
-    """Return what the games and the training run showed."""
-    kind, steps = audit.kind, audit.kind.mechanism.steps
-    place = 1 if steps > 1 else 0  # `scenario_games` has one release first, then a message where that is more
+    kind, law, mechanism = audit.kind, audit.kind.law, audit.kind.mechanism
+    # `scenario_games` has one release first, then a message where that is more
+    place = 1 if mechanism.steps > 1 else 0
     shown, claim = findings[place], games[place].claim
-    refuted = [finding.name for finding in findings if finding.violated] + (
-        [_WHOLE] if whole.violated else []
-    )
-    law = kind.law
+    refuted = [finding.name for finding in findings if finding.violated] + [_WHOLE] * whole.violated
     parameters = {} if law is None else law.parameters
     return Audited(
         mechanism=audit.mechanism,
         methods=" ".join(audit.methods),
         recipe=audit.cell.recipe,
         noise=" ".join([law.name if law else "no", *(f"{k}={v:.4g}" for k, v in parameters.items())]),
-        batches=f"{kind.mechanism.sampler.name} {kind.mechanism.batch_size} of {kind.shard_size}",
+        batches=f"{mechanism.sampler.name} {mechanism.batch_size} of {kind.shard_size}",
         game=shown.name,
         figure=shown.figure,
         claimed=shown.claimed,

@@ -28,8 +28,6 @@ _HOLDOUT = {"mnist": 10_000, "fashion": 10_000, "cifar10": 5_000}  # records
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A row's method."""
-
     name: str
     about: str
     set: Mapping[str, Change] = field(default_factory=dict)
@@ -41,14 +39,9 @@ class Method:
         keys = list(self.grid)
         return [dict(zip(keys, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
-    def chosen_on(self, links: str) -> str:
-        return links if links in self.links else self.links[0]
-
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Which cells there are."""
-
     data: Sequence[str]
     edges: Sequence[int]
     epsilons: Sequence[int]
@@ -62,9 +55,7 @@ class TableSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One run of the table."""
-
+class TableCell:
     data: str
     edges: int
     epsilon: int
@@ -84,13 +75,13 @@ class Cell:
         return f"{self.recipe}/{self.links}/{self.method}"
 
     @property
-    def group(self) -> tuple[str, int, int, str, str]:
+    def group(self) -> Group:
         """What seeds are averaged over, and choices made for."""
         return self.data, self.edges, self.epsilon, self.links, self.method
 
     def base(self) -> Scenario:
         """Return the recipe itself for this cell's links: its rate and length are the units of all changes."""
-        return load_scenario(self.recipe, self._words(self._common()), seed=self.seed)[1]
+        return load_scenario(self.recipe, _words(self._common()), seed=self.seed)[1]
 
     def scenario(self, choice: Choice, *, rate: float, length: float) -> tuple[Scenario, list[str]]:
         """Return the cell's scenario, and the changes of the recipe that give it."""
@@ -98,35 +89,36 @@ class Cell:
         changes = {**self._common(), **_in_numbers({**method.set, **choice}, rate, length)}
         steps = changes.get("local.steps")
         if steps is not None:
-            base = self.base()
-            assert base.privacy.releases is not None
-            messages = base.privacy.releases // int(float(str(steps)))
-            changes["iterations"] = self.edges * (messages - 1) + 1
-        words = self._words(changes)
+            releases = self.base().privacy.releases
+            assert releases is not None
+            changes["iterations"] = self.edges * (releases // int(float(str(steps))) - 1) + 1
+        words = _words(changes)
         return load_scenario(self.recipe, words, seed=self.seed)[1], words
 
-    def on_held_out(self, links: str) -> Cell:
+    def on_held_out(self) -> TableCell:
         """Return the cell on which this one's choice is made."""
+        chosen_on = methods()[self.method].links
+        links = self.links if self.links in chosen_on else chosen_on[0]
         return replace(self, held_out=True, seed=0, links=links)
 
     def _common(self) -> dict[str, Change]:
         size = sizes()[self.size]
-        changes: dict[str, Change] = {**size.set, **links_of(self.links), "evaluation.every": 0}
-        changes["records.events"] = "false"
+        changes = {**size.set, **_toml("sizes")["links"][self.links]}
+        changes |= {"evaluation.every": 0, "records.events": "false"}
         if self.held_out:
             changes["data.holdout"] = size.holdout or _HOLDOUT[self.data]
         return changes
 
-    @staticmethod
-    def _words(changes: Mapping[str, Change]) -> list[str]:
-        return [f"{key}={value}" for key, value in changes.items()]
+
+def _words(changes: Mapping[str, Change]) -> list[str]:
+    return [f"{key}={value}" for key, value in changes.items()]
 
 
-def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] = ()) -> list[Cell]:
+def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] = ()) -> list[TableCell]:
     """Return every cell of a size; `only` are globs of recipe/links/method."""
     size = sizes()[size_name]
-    found = [
-        Cell(data=data, edges=edges, epsilon=eps, method=method, links=links, seed=seed, size=size_name)
+    cells = [
+        TableCell(data=data, edges=edges, epsilon=eps, method=method, links=links, seed=seed, size=size_name)
         for data in size.data
         for edges in size.edges
         for eps in size.epsilons
@@ -134,7 +126,7 @@ def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] =
         for method in (size.every if eps == MAIN else size.few)
         for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
     ]
-    return matching(found, only, lambda cell: cell.name)
+    return matching(cells, only, lambda cell: cell.name)
 
 
 @cache
@@ -147,11 +139,6 @@ def sizes() -> dict[str, TableSize]:
     return {name: TableSize(**values) for name, values in _toml("sizes").items() if name != "links"}
 
 
-def links_of(name: str) -> dict[str, Change]:
-    found: dict[str, Change] = _toml("sizes")["links"][name]
-    return found
-
-
 @cache
 def _toml(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
@@ -160,14 +147,14 @@ def _toml(name: str) -> dict[str, Any]:
 def _in_numbers(changes: Mapping[str, Change], rate: float, length: float) -> dict[str, Change]:
     """Turn "2 rate" and "0.1 length" into numbers."""
     units = {"rate": rate, "length": length}
-    found: dict[str, Change] = {}
-    for key, value in changes.items():
-        number, _, unit = str(value).partition(" ")
-        found[key] = f"{float(number) * units[unit]:.6g}" if unit in units else value
-    return found
+    parts = {key: str(value).partition(" ") for key, value in changes.items()}
+    return {
+        key: f"{float(number) * units[unit]:.6g}" if unit in units else changes[key]
+        for key, (number, _, unit) in parts.items()
+    }
 
 
-def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
+def units(cell: TableCell, data_dir: Path) -> tuple[float, float]:
     """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
     base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
     length = feature_length(base.model)
@@ -175,30 +162,26 @@ def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
     return float(base.scenario.algorithm.options["rate"]), length
 
 
-Group = tuple[str, int, int, str, str]  # data, edges, ε, links, method
+Group = tuple[str, int, int, str, str]
+_GROUP = ("data", "edges", "epsilon", "links", "method")
 FURTHER = 3  # steps at most beyond a grid, for each of its keys
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The best of a grid on held-out records."""
-
     choice: Choice
     accuracy: float  # there
     looks: int  # at the held-out records for it
 
 
-def asked_of(cells: Iterable[Cell]) -> list[tuple[Cell, Choice]]:
+def asked_of(cells: Iterable[TableCell]) -> list[tuple[TableCell, Choice]]:
     """Return every held-out run that the choices of these cells need, each once."""
-    found: dict[tuple[Group, str], tuple[Cell, Choice]] = {}
+    asked: dict[tuple[Group, str], tuple[TableCell, Choice]] = {}
     for cell in cells:
-        method = methods()[cell.method]
-        if not method.grid:
-            continue
-        trial = cell.on_held_out(method.chosen_on(cell.links))
-        for choice in method.candidates():
-            found[trial.group, repr(choice)] = (trial, choice)
-    return list(found.values())
+        method, trial = methods()[cell.method], cell.on_held_out()
+        for choice in method.candidates() if method.grid else ():
+            asked[trial.group, repr(choice)] = (trial, choice)
+    return list(asked.values())
 
 
 @dataclass(slots=True)
@@ -211,6 +194,10 @@ class Search:
     looks: int = 0
     _added: Counter[str] = field(default_factory=Counter)
 
+    @classmethod
+    def of(cls, cell: TableCell) -> Search:
+        return cls({key: list(values) for key, values in methods()[cell.method].grid.items()})
+
     def learn(self, choice: Choice, accuracy: float) -> None:
         """Take what a choice reached on held-out records; of equals the first one stays."""
         self.looks += 1
@@ -219,19 +206,20 @@ class Search:
 
     def further(self) -> list[Choice]:
         """Return the best choice with a value one step beyond its grid, where it lies at an end; the grid grows."""
-        found = []
+        beyond: list[Choice] = []
         for key, values in self.grid.items():
             value = self.choice.get(key)
             if len(values) < 2 or value not in (values[0], values[-1]) or self._added[key] >= FURTHER:
                 continue
             self._added[key] += 1
             if value == values[0]:
-                values.insert(0, _after(values[1], values[0]))
-                found.append({**self.choice, key: values[0]})
+                following = _after(values[1], values[0])
+                values.insert(0, following)
             else:
-                values.append(_after(values[-2], values[-1]))
-                found.append({**self.choice, key: values[-1]})
-        return found
+                following = _after(values[-2], values[-1])
+                values.append(following)
+            beyond.append({**self.choice, key: following})
+        return beyond
 
     @property
     def chosen(self) -> Chosen:
@@ -241,34 +229,28 @@ class Search:
 def _after(before: Change, end: Change) -> Change:
     """Return the next value of a geometric grid; units stay."""
     first, last = (float(str(value).partition(" ")[0]) for value in (before, end))
-    text = f"{last * last / first:.3g}"
-    unit = str(end).partition(" ")[2]
+    text, unit = f"{last * last / first:.3g}", str(end).partition(" ")[2]
     return f"{text} {unit}" if unit else float(text)
 
 
-def choice_for(cell: Cell, chosen: Mapping[Group, Chosen]) -> Choice:
+def choice_for(cell: TableCell, chosen: Mapping[Group, Chosen]) -> Choice:
     """Return what the cell is run with; ConfigurationError where its choice has not been made."""
-    method = methods()[cell.method]
-    if not method.grid:
+    if not methods()[cell.method].grid:
         return {}
-    group = cell.on_held_out(method.chosen_on(cell.links)).group
-    if group not in chosen:
+    made = chosen.get(cell.on_held_out().group)
+    if made is None:
         raise ConfigurationError(
             f"{cell.name}: nothing was chosen for it on held-out records; run it with --tune first"
         )
-    return chosen[group].choice
+    return made.choice
 
 
 def read_choices(path: Path) -> dict[Group, Chosen]:
     if not path.is_file():
         return {}
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["chosen"]
-    return {
-        (row["data"], row["edges"], row["epsilon"], row["links"], row["method"]): Chosen(
-            row["set"], row["accuracy"], row["looks"]
-        )
-        for row in rows
-    }
+    made = ("set", "accuracy", "looks")
+    return {tuple(row[key] for key in _GROUP): Chosen(*(row[key] for key in made)) for row in rows}
 
 
 def write_choices(path: Path, chosen: Mapping[Group, Chosen]) -> None:
@@ -277,22 +259,13 @@ def write_choices(path: Path, chosen: Mapping[Group, Chosen]) -> None:
         "# Chosen on records that were held out of training; written by `mapa reproduce reference --tune`.",
         "# `looks`: how often the held-out records were evaluated for it. The test sets played no part.",
     ]
-    for (data, edges, epsilon, links, method), one in sorted(chosen.items()):
-        changes = ", ".join(f'"{key}" = {_value(value)}' for key, value in one.choice.items())
-        lines += [
-            "",
-            "[[chosen]]",
-            f'data = "{data}"',
-            f"edges = {edges}",
-            f"epsilon = {epsilon}",
-            f'links = "{links}"',
-            f'method = "{method}"',
-            f"set = {{ {changes} }}",
-            f"accuracy = {one.accuracy:.4f}",
-            f"looks = {one.looks}",
-        ]
+    for group, made in sorted(chosen.items()):
+        changes = ", ".join(f'"{key}" = {_value(value)}' for key, value in made.choice.items())
+        lines += ["", "[[chosen]]"]
+        lines += [f"{key} = {_value(value)}" for key, value in zip(_GROUP, group, strict=True)]
+        lines += [f"set = {{ {changes} }}", f"accuracy = {made.accuracy:.4f}", f"looks = {made.looks}"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _value(value: Change) -> str:
+def _value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from common.wire.v1 import HEADER_BYTES
@@ -24,8 +25,8 @@ from experiments.harness import (
     write_values,
 )
 from experiments.reference import cells as table_cells
-from experiments.reference.audited import Audited, audits_of, read_audited, run_audit, section
-from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group
+from experiments.reference.audited import Audited, audits_of, read_audited, section
+from experiments.reference.cells import MAIN, Choice, Chosen, Group, TableCell
 from mapa.releases import privacy_of
 from mapa.simulation.simulator import World, check_world, simulate
 
@@ -57,61 +58,34 @@ class Row:
     by: str = "this project"
 
 
-@dataclass(frozen=True, slots=True)
-class CellRun(Job):
-    """A cell, and what was chosen for it."""
-
-    cell: Cell
-    choice: Choice
-    data_dir: Path
-
-    @property
-    def name(self) -> str:
-        return self.cell.name
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {self.key: self.name}
-
-    @property
-    def key(self) -> str:
-        """Name of the row in the cache: the cell, its choice, the recipe and the method; sizes may share it."""
-        cell = {key: value for key, value in asdict(self.cell).items() if key != "size"}
-        base = self.cell.base().digest  # of the recipe with all that the size changes in it
-        return result_key(FORMAT, cell, self.choice, base, repr(table_cells.methods()[self.cell.method]))
+def key_of(cell: TableCell, choice: Choice) -> str:
+    """Return the name of a row in the cache: the cell, its choice, the recipe and the method; sizes may share it."""
+    values = {key: value for key, value in asdict(cell).items() if key != "size"}
+    base = cell.base().digest  # of the recipe with all that the size changes in it
+    return result_key(FORMAT, values, choice, base, repr(table_cells.methods()[cell.method]))
 
 
-def run_cell(run: CellRun) -> list[Row]:
+def run_cell(cell: TableCell, choice: Choice, data_dir: Path) -> list[Row]:
     """Simulate one cell; return its row."""
     began = time.perf_counter()
-    cell = run.cell
-    rate, length = table_cells.units(cell, run.data_dir)
-    scenario, words = cell.scenario(run.choice, rate=rate, length=length)
-    world = World.of(scenario, run.data_dir)
+    rate, length = table_cells.units(cell, data_dir)
+    scenario, words = cell.scenario(choice, rate=rate, length=length)
+    world = World.of(scenario, data_dir)
     check_world(world)
     outcome = simulate(world)
     require_end(cell.name, outcome)
-    resolved = world.scenario
-    edges = [
-        (k, f"edge-{k}", resolved.law(k), len(world.rows[k]), releases)
-        for k, releases in enumerate(outcome.releases)
-    ]
-    releases = sum(outcome.releases)
-    message = HEADER_BYTES + 4 * world.model.dimension
+    resolved, releases = world.scenario, sum(outcome.releases)
+    made = enumerate(outcome.releases)
+    edges = [(k, f"edge-{k}", resolved.law(k), len(world.rows[k]), count) for k, count in made]
     changes = [part for word in words for part in ("--set", word)]
     row = Row(
-        data=cell.data,
-        edges=cell.edges,
-        epsilon=cell.epsilon,
-        links=cell.links,
-        method=cell.method,
-        seed=cell.seed,
+        **{key: getattr(cell, key) for key in ("data", "edges", "epsilon", "links", "method", "seed")},
         accuracy=float(outcome.tally.evaluations[-1]["accuracy"]),
         stated_epsilon=float(privacy_of(resolved, edges)["epsilon"]),
         delta=resolved.privacy.total_delta,
         updates=outcome.tally.updates,
         releases=releases,
-        megabytes=2 * releases * message / 1e6,
+        megabytes=2 * releases * (HEADER_BYTES + 4 * world.model.dimension) / 1e6,
         virtual_seconds=outcome.virtual_seconds or 0.0,
         seconds=time.perf_counter() - began,
         evaluated_on="held-out" if cell.held_out else "test",
@@ -156,7 +130,6 @@ def between(values: Sequence[float], form: str = ".3f") -> str:
 
 
 def costs(rows: Sequence[Row]) -> list[str]:
-    """Return stated ε, updates, megabytes and virtual seconds."""
     return [
         between([row.stated_epsilon for row in rows]),
         between([row.updates for row in rows], ".0f"),
@@ -173,8 +146,6 @@ CHOICES = Path(__file__).parent / "choices.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOrder(Order):
-    """What is to be run."""
-
     tune: bool = False  # choose on held-out records first; otherwise as choices.toml says
     others: Sequence[Path] = ()  # rows of others for the same table
     audit: bool = False  # each release mechanism; otherwise what audited.csv has is shown
@@ -196,8 +167,7 @@ def make_table(order: ReferenceOrder, on_progress: OnProgress | None = None) -> 
     order.out.mkdir(parents=True, exist_ok=True)
     others = [row for path in order.others for row in read_rows(path)]
     cells = table_cells.all_cells(order.size, seeds=order.seeds, only=order.only)
-    cache = ResultCache[Row](order.out / "cache", asdict, lambda _, values: Row(**values))
-    harness = Harness(order, cache, on_progress)
+    harness = Harness(order, ResultCache(order.out / "cache", Row), on_progress)
     own_choices = order.out / "choices.toml"
     if order.tune:
         chosen = {**table_cells.read_choices(own_choices), **_choose(cells, harness)}
@@ -208,9 +178,8 @@ def make_table(order: ReferenceOrder, on_progress: OnProgress | None = None) -> 
     rows = [*(row for row in done if row is not None), *others]
     kept = order.out / "audited.csv"
     if order.audit:
-        write_values(
-            kept, Audited, _audit({**table_cells.read_choices(CHOICES), **chosen}, harness, on_progress)
-        )
+        choices = {**table_cells.read_choices(CHOICES), **chosen}
+        write_values(kept, Audited, _audit(choices, harness, on_progress))
     audited = read_audited(kept) if kept.exists() else []
     paths = [order.out / "rows.csv", order.out / "table.md", *([kept] if audited else [])]
     write_values(paths[0], Row, rows)
@@ -220,24 +189,29 @@ def make_table(order: ReferenceOrder, on_progress: OnProgress | None = None) -> 
     return ReferenceTable(rows, paths, harness.failures, harness.runs, harness.cached, looks, audited)
 
 
-def _run(cells: Sequence[tuple[Cell, Choice]], harness: Harness[Row]) -> list[Row | None]:
+def _run(cells: Sequence[tuple[TableCell, Choice]], harness: Harness[Row]) -> list[Row | None]:
     """Return a row for each cell, None where it failed."""
-    runs = {run.key: run for run in (CellRun(cell, choice, harness.order.data_dir) for cell, choice in cells)}
+    asked = {key_of(cell, choice): (cell, choice) for cell, choice in cells}
     if harness.order.resume:
-        harness.recall(runs)
-    harness.run(run_cell, [run for key, run in runs.items() if key not in harness.results])
-    return [harness.results.get(key) for key in runs]
+        harness.recall(asked)
+    jobs = [
+        Job(
+            name=cell.name,
+            labels={key: cell.name},
+            work=partial(run_cell, cell, choice, harness.order.data_dir),
+        )
+        for key, (cell, choice) in asked.items()
+        if key not in harness.results
+    ]
+    harness.run(jobs)
+    return [harness.results.get(key) for key in asked]
 
 
-def _choose(cells: Sequence[Cell], harness: Harness[Row]) -> dict[Group, Chosen]:
+def _choose(cells: Sequence[TableCell], harness: Harness[Row]) -> dict[Group, Chosen]:
     """Try every grid on held-out records, and go on beyond its end where the best value lies there."""
     trials = table_cells.asked_of(cells)
     trial_of = {cell.group: cell for cell, _ in trials}
-    grids = {group: table_cells.methods()[cell.method].grid for group, cell in trial_of.items()}
-    searches = {
-        group: table_cells.Search({key: list(values) for key, values in grid.items()})
-        for group, grid in grids.items()
-    }
+    searches = {group: table_cells.Search.of(cell) for group, cell in trial_of.items()}
     while trials:
         for (cell, choice), row in zip(trials, _run(trials, harness), strict=True):
             if row is not None:
@@ -251,8 +225,8 @@ def _audit(
 ) -> list[Audited]:
     """Return what the audit of each release mechanism of the size showed, in its order; never from a cache."""
     order = harness.order
-    audits = audits_of(order.size, chosen, order.data_dir)
+    audits = {f"audit: {audit.mechanism}": audit for audit in audits_of(order.size, chosen, order.data_dir)}
     audited: Harness[Audited] = Harness(order, on_progress=on_progress)
-    audited.run(run_audit, audits)
+    audited.run([Job(name=name, labels={name: name}, work=audit.run) for name, audit in audits.items()])
     harness.failures |= audited.failures
-    return [audited.results[audit.name] for audit in audits if audit.name in audited.results]
+    return [audited.results[name] for name in audits if name in audited.results]

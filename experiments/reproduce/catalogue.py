@@ -6,12 +6,12 @@ import math
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
@@ -24,19 +24,19 @@ from mapa.scenario_patterns import PREFIX, matching_lines
 SIZES = ("tiny", "quick", "full")
 OURS = "ours"  # the experiments of number 7 together
 
-ATTACK_EPSILONS = (0.01, 0.1, 1.0)
-ATTACK_LAWS = ("exponential-norm", "gamma-norm")
-ATTACK_CLIPPING = BatchMean()
-ATTACK_RELEASES = 20  # of which the figures are means
-ATTACK_BATCH = 1  # as in the method that the paper cites
-# The same for `mapa attack`.
-ATTACK_OPTIONS = (
-    *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in ATTACK_EPSILONS)),
-    *(word for law in ATTACK_LAWS for word in ("--law", law)),
-    *("--clipping", ATTACK_CLIPPING.name),
-    *("--releases", str(ATTACK_RELEASES)),
-    *("--batch-size", str(ATTACK_BATCH)),
-    "--retrain",
+ATTACK: dict[str, Any] = {  # what `reconstruction.attack` is given
+    "epsilons": (0.01, 0.1, 1.0),
+    "laws": ("exponential-norm", "gamma-norm"),
+    "clippings": (BatchMean(),),
+    "releases": 20,  # of which the figures are means
+    "batch_size": 1,  # as in the method that the paper cites
+    "retrain": True,
+}
+ATTACK_OPTIONS = (  # the same for `mapa attack`
+    *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in ATTACK["epsilons"])),
+    *(word for law in ATTACK["laws"] for word in ("--law", law)),
+    *(word for clipping in ATTACK["clippings"] for word in ("--clipping", clipping.name)),
+    *("--releases", str(ATTACK["releases"]), "--batch-size", str(ATTACK["batch_size"]), "--retrain"),
 )
 
 Engine = Literal["block", "events", "synchronous", "testbed", "attack"]
@@ -85,7 +85,6 @@ class LineBlock(_Table):
         return size.engine or self.engine
 
     def lines_at(self, size: Size) -> list[str]:
-        """Return the names of the lines at this size."""
         patterns = size.lines or self.lines
         lines = [line for pattern in patterns for line in matching_lines(pattern)]
         if not lines:
@@ -103,14 +102,6 @@ class FigureCatalogue(_Table):
     experiment: list[Experiment]
     block: list[LineBlock]
     threshold: list[Threshold]
-
-    @model_validator(mode="after")
-    def _blocks_belong(self) -> Self:
-        names = {experiment.name for experiment in self.experiment}
-        for block in self.block:
-            if block.experiment not in names:
-                raise ValueError(f"block of {block.experiment!r}: allowed are {', '.join(sorted(names))}")
-        return self
 
     def chosen(self, wanted: list[str]) -> list[Experiment]:
         """Return the experiments named by name, by number, or as `ours`; all where none is."""
@@ -134,17 +125,16 @@ def catalogue() -> FigureCatalogue:
     return FigureCatalogue.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
-FORMAT = 2  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
+FORMAT = 2  # of a cached result, part of its key; raised whenever the same scenario would give other numbers
 PROCESSES = 4  # that share the edges of `mapa run`: every one of them imports torch
 _EMBEDDED = "mnist-5k"
-_COMMANDS = {"testbed": "run", "containers": "containers", "attack": "attack"}
-_RUN_AS = {
-    "block": "vectorised simulation",
-    "events": "simulation",
-    "synchronous": "simulation in rounds",
-    "testbed": "processes",
-    "containers": "containers",
-    "attack": "attack on a simulation",
+_RUN_AS = {  # each engine: the command of mapa that runs it, and the words for it
+    "block": ("simulate", "vectorised simulation"),
+    "events": ("simulate", "simulation"),
+    "synchronous": ("simulate", "simulation in rounds"),
+    "testbed": ("run", "processes"),
+    "containers": ("containers", "containers"),
+    "attack": ("attack", "attack on a simulation"),
 }
 
 
@@ -186,13 +176,8 @@ class FigurePoint:
         return result_key(FORMAT, self.engine, self.scenario.digest, self.updates, *options)
 
     @property
-    def program(self) -> str:
-        """The command of mapa that runs it."""
-        return _COMMANDS.get(self.engine, "simulate")
-
-    @property
     def run_as(self) -> str:
-        return _RUN_AS[self.engine]
+        return _RUN_AS[self.engine][1]
 
     @property
     def label(self) -> str:
@@ -206,10 +191,15 @@ class FigurePoint:
         return self.scenario.data.set != self.asked
 
     @property
-    def command(self) -> str:
-        """Return the command that runs this point alone."""
+    def words(self) -> list[str]:
+        """What every command that runs this point alone begins with, after `mapa`."""
         changes = [word for change in self.changes for word in ("--set", change)]
-        words = ["mapa", self.program, self.file, *changes, "--seed", str(self.seed)]
+        return [_RUN_AS[self.engine][0], self.file, *changes, "--seed", str(self.seed)]
+
+    @property
+    def command(self) -> str:
+        """The command that runs this point alone."""
+        words = ["mapa", *self.words]
         if self.engine in ("block", "synchronous"):
             words += ["--engine", self.engine]
         if self.engine == "attack":
@@ -223,7 +213,7 @@ class FigurePoint:
 
 
 def blocks_of(experiments: Sequence[Experiment]) -> list[LineBlock]:
-    names = {experiment.name for experiment in experiments}
+    names = [experiment.name for experiment in experiments]
     return [block for block in catalogue().block if block.experiment in names]
 
 
@@ -248,31 +238,28 @@ def all_points(
         _, plain = load_scenario(file)
         engine: str = block.engine_at(reach)
         attacked = tuple(int(value) for value in reach.values) if engine == "attack" else ()
-        lengths = {
-            "iterations": max(attacked) if attacked else reach.iterations,
-            "evaluation.every": reach.every,
-        }
+        longest = max(attacked) if attacked else reach.iterations
+        lengths = {"iterations": longest, "evaluation.every": reach.every}
         fixed = [f"data.set={data_set(plain.data.set, size, present)}", *reach.set]
         fixed += [f"{key}={value}" for key, value in lengths.items() if value is not None]
-        seeds = reach.seeds if most_seeds is None else min(reach.seeds, most_seeds)
-        for x, swept in _swept(block, reach.values, plain):
-            for seed in range(block.first_seed, block.first_seed + seeds):
-                changes = (*fixed, *swept)
-                points.append(
-                    FigurePoint(
-                        experiment=block.experiment,
-                        line=line,
-                        engine="containers" if engine == "testbed" and containers else engine,
-                        sweep=block.sweep,
-                        x=x,
-                        seed=seed,
-                        changes=changes,
-                        asked=plain.data.set,
-                        scenario=load_scenario(file, changes, seed=seed)[1],
-                        updates=attacked,
-                        data_dir=data_dir,
-                    )
-                )
+        seeds = range(block.first_seed, block.first_seed + min(reach.seeds, most_seeds or reach.seeds))
+        points += [
+            FigurePoint(
+                experiment=block.experiment,
+                line=line,
+                engine="containers" if engine == "testbed" and containers else engine,
+                sweep=block.sweep,
+                x=x,
+                seed=seed,
+                changes=(*fixed, *swept),
+                asked=plain.data.set,
+                scenario=load_scenario(file, (*fixed, *swept), seed=seed)[1],
+                updates=attacked,
+                data_dir=data_dir,
+            )
+            for x, swept in _swept(block, reach.values, plain)
+            for seed in seeds
+        ]
     return points
 
 
@@ -294,9 +281,8 @@ def _swept(
 ) -> list[tuple[float | None, list[str]]]:
     """Return (x, changes); once only where the swept key means nothing to the algorithm."""
     key = block.sweep
-    if key is None or (key.startswith("privacy.") and not plain.private):
-        return [(None, [])]
-    if key == "edges" and plain.centralised:
+    means_nothing = {"privacy": not plain.private, "edges": plain.centralised}
+    if key is None or means_nothing.get(key.partition(".")[0]):
         return [(None, [])]
     numbers = block.x or [float(value) for value in values]
     return [(x, [f"{key}={value}"]) for x, value in zip(numbers, values, strict=False)]
@@ -330,38 +316,31 @@ class Result:
         return self.accuracy[-1]
 
     @property
+    def after_a_quarter(self) -> float:
+        return next(a for t, a in zip(self.t, self.accuracy, strict=True) if t >= self.t[-1] / 4)
+
+    @property
     def floor(self) -> int | None:
         """The least count that `reached` can give; None: too few evaluations for any."""
         return self.t[WINDOW - 1] if len(self.t) >= WINDOW else None
 
     def reached(self, threshold: float) -> int | None:
         """Return the first update at which the mean loss of WINDOW evaluations is at most the threshold."""
-        for end in range(WINDOW, len(self.loss) + 1):
-            window = self.loss[end - WINDOW : end]
-            finite = [loss for loss in window if loss is not None]
-            if len(finite) == WINDOW and math.fsum(finite) / WINDOW <= threshold:
+        losses = [math.inf if loss is None else loss for loss in self.loss]
+        for end in range(WINDOW, len(losses) + 1):
+            if math.fsum(losses[end - WINDOW : end]) / WINDOW <= threshold:
                 return self.t[end - 1]
         return None
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Return when an evaluation first showed that accuracy."""
-        for when, seen in zip(self.seconds or [], self.accuracy, strict=False):
-            if seen >= accuracy:
-                return when
-        return None
+        timed = zip(self.seconds or [], self.accuracy, strict=False)
+        return next((when for when, seen in timed if seen >= accuracy), None)
 
 
 def result_cache(directory: Path) -> ResultCache[Result]:
     """Return the cache of a reproduction, which outlives an interruption."""
-    return ResultCache(directory, lambda result: {"format": FORMAT, **asdict(result)}, _read)
-
-
-def _read(key: str, values: dict[str, Any]) -> Result:
-    if values.pop("format") != FORMAT or values["key"] != key:
-        raise ValueError(f"{key}: the result of another format or run")
-    values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
-    values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
-    return Result(**values)
+    return ResultCache(directory, Result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +371,7 @@ class Results:
         for entry in self.of(experiment):
             keys.setdefault(entry.point.panel, set()).add(entry.point.key)
         names = list(keys)
-        return [
-            name for i, name in enumerate(names) if not any(keys[name] <= keys[other] for other in names[:i])
-        ]
+        return [name for i, name in enumerate(names) if not any(keys[name] <= keys[n] for n in names[:i])]
 
     def title(self, panel: str) -> str:
         """Return a panel's name, and the data where the embedded images alone stood for its own."""
@@ -403,12 +380,10 @@ class Results:
         return f"{model.upper()} {asked.upper()}" + (" (mnist-5k)" if used == {"mnist-5k"} else "")
 
     def xs(self, experiment: str, **wanted: object) -> list[float]:
-        """Return the x at which anything was run, in order."""
         return sorted({e.point.x for e in self.of(experiment, **wanted) if e.point.x is not None})
 
     def variants(self, experiment: str, panel: str) -> list[str]:
         return list(dict.fromkeys(entry.point.variant for entry in self.of(experiment, panel=panel)))
 
     def finals(self, experiment: str, **wanted: object) -> list[float]:
-        """Return the final accuracies, one for each seed."""
         return [entry.result.final for entry in self.of(experiment, **wanted)]

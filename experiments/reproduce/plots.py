@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from experiments.reconstruction import draw_grid
 from experiments.reproduce.catalogue import Results, catalogue
-from experiments.reproduce.claims import TARGET, by_value, horizon, seconds_to_target
+from experiments.reproduce.claims import MODELS, TARGET, by_value, horizon, seconds_to_target
 from experiments.reproduce.runs import cell_of
 from mapa import figures
 
@@ -47,29 +47,25 @@ _GROUPS = (
 
 def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict[str, list[Path]]:
     """Draw what there are results for; return the files of each experiment."""
-    return {
-        name: paths
-        for name in experiments
-        if any(entry.point.experiment == name for entry in results.entries)
-        and (paths := DRAWN[name](results, folder))
-    }
+    drawn = {name: DRAWN[name](results, folder) for name in experiments if results.of(name)}
+    return {name: paths for name, paths in drawn.items() if paths}
 
 
-def _finished(figure: Any, axes: Any, stem: Path, ylabel: str) -> list[Path]:
-    for row in axes:
+def _finished(figure: Any, axes: Any, stem: Path, ylabel: str = "", *, legend: bool = True) -> list[Path]:
+    for row in axes if ylabel else ():
         row[0].set_ylabel(ylabel)
-    figures.shared_legend(figure, axes)
+    if legend:
+        figures.shared_legend(figure, axes)
     return figures.save(figure, stem)
 
 
 @contextmanager
 def _panel_grid(results: Results, experiment: str) -> Iterator[tuple[Any, Any, list[tuple[Any, str]]]]:
     """Yield a figure, its axes, and the axis of each panel: a column for each model, MNIST above USPS."""
-    order = ["lr", "svm", "cnn"]
-    names = sorted(
-        results.panels(experiment), key=lambda name: (name.split("-")[1], order.index(name.split("-")[0]))
-    )
-    columns = len({name.split("-")[0] for name in names})
+    parts = [name.partition("-") for name in results.panels(experiment)]
+    named = sorted((data, MODELS.index(model)) for model, _, data in parts)
+    names = [f"{MODELS[place]}-{data}" for data, place in named]
+    columns = len({place for _, place in named})
     with figures.panels(math.ceil(len(names) / columns), columns) as (figure, axes):
         for axis in axes.flat[len(names) :]:
             axis.set_visible(False)
@@ -93,13 +89,10 @@ def draw_swept(
                 how = _LOOKS.get(variant) or figures.look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
-                swept: dict[float, list[float]] = {}
-                for entry in entries:
-                    if entry.point.x is not None:
-                        swept.setdefault(entry.point.x, []).append(entry.result.final)
-                if swept:
-                    xs = sorted(swept)
-                    figures.means(axis, xs, [swept[x] for x in xs], how)
+                xs = sorted({e.point.x for e in entries if e.point.x is not None})
+                if xs:
+                    swept = [[e.result.final for e in entries if e.point.x == x] for x in xs]
+                    figures.means(axis, xs, swept, how)
                 else:
                     figures.level(axis, [e.result.final for e in entries], how)
             axis.set_title(results.title(panel))
@@ -177,9 +170,7 @@ def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
             axis.set_title(symbol)
             figures.over_updates(axis)
             axis.legend()
-        for row in axes:
-            row[0].set_ylabel("test accuracy")
-        return figures.save(figure, folder / "sensitivity")
+        return _finished(figure, axes, folder / "sensitivity", "test accuracy", legend=False)
 
 
 def draw_attack(results: Results, folder: Path) -> list[Path]:
@@ -200,18 +191,15 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
                 entries = results.of("norms", variant=variant)
                 if not entries:
                     continue
-                first = entries[0]
-                bound = variant.partition("-")[2]
+                first, bound = entries[0].result, variant.partition("-")[2]
                 how = figures.look(f"{title} {bound}".strip(), place)
-                norms = first.result.norms or {"t": [], "mean": [], "low": [], "high": []}
-                figures.line(above, norms["t"], norms["mean"], replace(how, dash="-"), linewidth=1)
-                above.fill_between(
-                    norms["t"], norms["low"], norms["high"], color=how.colour, alpha=0.15, linewidth=0
-                )
-                clips = first.result.clips or ([(1, float(bound))] if bound else [])
+                norms = first.norms or {}
+                ts, means, low, high = (norms.get(key, []) for key in ("t", "mean", "low", "high"))
+                figures.line(above, ts, means, replace(how, dash="-"), linewidth=1)
+                above.fill_between(ts, low, high, color=how.colour, alpha=0.15, linewidth=0)
+                clips = first.clips or ([(1, float(bound))] if bound else [])
                 if clips:
-                    starts = [t for t, _ in clips] + [first.result.t[-1]]
-                    values = [c for _, c in clips] + [clips[-1][1]]
+                    starts, values = zip(*clips, (first.t[-1], clips[-1][1]), strict=True)
                     dashed = replace(how, label="", dash="--")
                     figures.line(above, starts, values, dashed, drawstyle="steps-post", linewidth=0.9)
                 ts, runs = figures.aligned([(e.result.t, e.result.accuracy) for e in entries])
@@ -226,21 +214,21 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
         return figures.save(figure, folder / "norms")
 
 
+_TWINS = {
+    ("asgd", "events"): figures.Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
+    ("asgd", "synchronous"): figures.Look("SGD, synchronous", figures.GREEN, "--", "v"),
+    ("mapa", "events"): figures.Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
+    ("mapa", "synchronous"): figures.Look("MAPA, synchronous", figures.BLUE, "--", "s"),
+}
+
+
 def draw_stragglers(results: Results, folder: Path) -> list[Path]:
     xs = results.xs("stragglers")
-    styles = {
-        ("asgd", "events"): figures.Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
-        ("asgd", "synchronous"): figures.Look("SGD, synchronous", figures.GREEN, "--", "v"),
-        ("mapa", "events"): figures.Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
-        ("mapa", "synchronous"): figures.Look("MAPA, synchronous", figures.BLUE, "--", "s"),
-    }
     with figures.panels(1, 3, width=3.1) as (figure, axes):
         times, *over = axes[0]
-        for (variant, engine), how in styles.items():
-            runs = {
-                x: [e.result for e in results.of("stragglers", variant=variant, engine=engine, x=x)]
-                for x in xs
-            }
+        for (variant, engine), how in _TWINS.items():
+            entries = {x: results.of("stragglers", variant=variant, engine=engine, x=x) for x in xs}
+            runs = {x: [entry.result for entry in some] for x, some in entries.items()}
             needed = {x: seconds_to_target(results, variant, engine, x) for x in xs if runs[x]}
             known = {x: [s for s in some if s is not None] for x, some in needed.items() if None not in some}
             figures.bars(times, list(known), list(known.values()), how)
@@ -256,8 +244,7 @@ def draw_stragglers(results: Results, folder: Path) -> list[Path]:
         times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
         times.set_ylim(bottom=0)
         over[0].set_ylabel("test accuracy")
-        figures.shared_legend(figure, axes)
-        return figures.save(figure, folder / "stragglers")
+        return _finished(figure, axes, folder / "stragglers")
 
 
 def interpolated(

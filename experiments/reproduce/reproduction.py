@@ -25,15 +25,13 @@ from experiments.reproduce.catalogue import (
 from experiments.reproduce.claims import Judged, judge_all
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.report import ReportContent, write_report
-from experiments.reproduce.runs import LIVE, choose_containers, lacking_here, make_tasks, run_task
+from experiments.reproduce.runs import LIVE, choose_containers, jobs_of, lacking_here
 
 _NAMED = 12  # lines with missing points that a note names one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproductionOrder(Order):
-    """What is to be reproduced, and how."""
-
     experiments: Sequence[Experiment]
     command: str
     testbed: str = "auto"
@@ -59,7 +57,7 @@ def reproduce(order: ReproductionOrder, on_progress: OnProgress | None = None) -
         harness.recall(point.key for point in points)
     if not order.cached_only:
         missing = [point for point in points if point.key not in harness.results]
-        harness.run(run_task, make_tasks(missing, order.data_dir, order.out / "runs"))
+        harness.run(jobs_of(missing, order.data_dir, order.out / "runs"))
     elif not harness.results:
         raise ConfigurationError(f"--cached: {cache.directory} holds no result of this at size {order.size}")
     results = Results(points, harness.results)
@@ -105,9 +103,8 @@ def _points(order: ReproductionOrder, cache: ResultCache[Result]) -> tuple[list[
     blocks = blocks_of(order.experiments)
     live = any(block.engine_at(block.size(order.size)) == "testbed" for block in blocks)
     starts = live and not order.cached_only  # Docker is looked for only where a run needs it
-    containers, why_not = choose_containers(
-        order.testbed, order.size, lacking_here if starts else lambda: None
-    )
+    lacking = lacking_here if starts else lambda: None
+    containers, why_not = choose_containers(order.testbed, order.size, lacking)
     if not order.cached_only or order.testbed != "auto":
         return points(containers), why_not
     chosen = []
@@ -142,23 +139,18 @@ def notes(order: ReproductionOrder, points: Sequence[FigurePoint], no_containers
     if order.cached_only:
         lines.append(f"Nothing was run: this is what the cache holds. Seeds of a point: {_seeds(points)}.")
         return lines
-    fewer = _fewer_seeds(order)
-    if fewer:
-        lines.append(
-            f"Seeds were reduced to at most {order.seeds} for a point: {', '.join(fewer)}. "
-            "One seed cannot resolve a difference of one or two points."
-        )
-    return lines
-
-
-def _fewer_seeds(order: ReproductionOrder) -> list[str]:
-    """Return the experiments that --seeds has cut, with the seeds of their size."""
-    cut: dict[str, int] = {}
+    cut: dict[str, int] = {}  # the experiments that --seeds has cut, with the seeds of their size
     for block in blocks_of(order.experiments):
         seeds = block.size(order.size).seeds
         if order.seeds is not None and seeds > order.seeds:
             cut[block.experiment] = max(seeds, cut.get(block.experiment, 0))
-    return [f"{name} (of {seeds})" for name, seeds in cut.items()]
+    if cut:
+        fewer = ", ".join(f"{name} (of {seeds})" for name, seeds in cut.items())
+        lines.append(
+            f"Seeds were reduced to at most {order.seeds} for a point: {fewer}. "
+            "One seed cannot resolve a difference of one or two points."
+        )
+    return lines
 
 
 def _seeds(points: Sequence[FigurePoint]) -> str:
@@ -167,14 +159,11 @@ def _seeds(points: Sequence[FigurePoint]) -> str:
     counts: dict[str, list[int]] = {}
     for (experiment, *_), count in seeds.items():
         counts.setdefault(experiment, []).append(count)
-    return ", ".join(
-        f"{name} {min(some)}" + (f" to {max(some)}" if min(some) < max(some) else "")
-        for name, some in counts.items()
-    )
+    spans = {name: " to ".join(map(str, sorted({min(some), max(some)}))) for name, some in counts.items()}
+    return ", ".join(f"{name} {span}" for name, span in spans.items())
 
 
 def shortcomings(results: Results, failures: dict[str, str]) -> list[str]:
-    """Return what is missing, and which runs failed."""
     texts = []
     if results.missing:
         lines = sorted({point.line for point in results.missing})

@@ -25,10 +25,7 @@ _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DO
 
 
 def verdicts(docs: Path) -> Verdicts:
-    """Return every claim with its verdict and its cases."""
-    claims: list[dict[str, Any]] = json.loads(
-        (docs / "results" / "verdicts.json").read_text(encoding="utf-8")
-    )
+    claims: Verdicts = json.loads((docs / "results" / "verdicts.json").read_text(encoding="utf-8"))
     return claims
 
 
@@ -41,12 +38,8 @@ def verdict_table(claims: Verdicts) -> str:
     return markdown_table(["claim", "where", "verdict", "measured"], rows)
 
 
-def case_lists(claims: Verdicts) -> str:
-    """Return each claim's cases, folded, and our explanation where it fails."""
-    return "\n\n".join(map(_cases, claims))
-
-
-def _cases(claim: Mapping[str, Any]) -> str:
+def cases_of(claim: Mapping[str, Any]) -> str:
+    """Return a claim's cases, folded, and our explanation where it fails."""
     marks = {"yes": "", "no": " ✗", "undecided": " ?"}
     lines = [f"- {_text(case['case'])}{marks[case['holds']]}" for case in claim["cases"]]
     why = [f"*Our explanation:* {_text(claim['explanation'])}", ""] if "explanation" in claim else []
@@ -64,57 +57,55 @@ def _text(text: str) -> str:
 def every_method(rows: Sequence[Row], links: str) -> str:
     """Return all methods at the main budget over one kind of links: a column for each data set and number of edges."""
     main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
-    places = _places(main)
-    heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
-    columns = [f"{cost}, K = 5" for cost in ("stated ε", "updates", "MB", "virtual s")]
+    heads = [f"{TITLES[data]}, K = {edges}" for data, edges in _places(main)]
+    heads += [f"{cost}, K = 5" for cost in ("stated ε", "updates", "MB", "virtual s")]
     lines = []
     for method in _named(main):
         own = [row for row in main if row.method == method]
-        cells = [percent([row.accuracy for row in _of(own, *place)]) for place in places]
+        cells = [percent([row.accuracy for row in _of(own, *place)]) for place in _places(main)]
         lines.append([f"`{method}`", *cells, *costs([row for row in own if row.edges == 5])])
-    return markdown_table(["", *heads, *columns], lines)
+    return markdown_table(["", *heads], lines)
 
 
 def every_budget(rows: Sequence[Row], links: str) -> str:
     """Return the methods that have every budget over one kind of links: one row for each, data set and K."""
     some = [row for row in rows if row.links == links]
     budgets = sorted({row.epsilon for row in some})
-    whole = [m for m in _named(some) if {row.epsilon for row in some if row.method == m} == set(budgets)]
     lines = []
     for data, edges in _places(some):
-        for method in whole:
-            own = [row for row in _of(some, data, edges) if row.method == method]
-            cells = [percent([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets]
-            lines.append([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells])
+        for method in _named(some):
+            if {row.epsilon for row in some if row.method == method} == set(budgets):
+                own = [row for row in _of(some, data, edges) if row.method == method]
+                cells = [percent([row.accuracy for row in own if row.epsilon == eps]) for eps in budgets]
+                lines.append([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells])
     return markdown_table(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)], lines)
 
 
 def behind(rows: Sequence[Row], method: str, best: str = "tuned") -> str:
     """Return how many points a method is behind another over the cells that both have."""
-    gaps: dict[tuple[str, int, float, str], dict[str, list[float]]] = {}
+    cells: dict[tuple[str, int, float, str], dict[str, list[float]]] = {}
     for row in rows:
         cell = (row.data, row.edges, row.epsilon, row.links)
-        gaps.setdefault(cell, {}).setdefault(row.method, []).append(100 * row.accuracy)
-    found = [fmean(by[best]) - fmean(by[method]) for by in gaps.values() if {best, method} <= by.keys()]
-    average, most = fmean(found), max(found)
-    return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(found)} cells, {most:.2f} at most."
+        cells.setdefault(cell, {}).setdefault(row.method, []).append(100 * row.accuracy)
+    gaps = [fmean(by[best]) - fmean(by[method]) for by in cells.values() if {best, method} <= by.keys()]
+    average, most = fmean(gaps), max(gaps)
+    return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(gaps)} cells, {most:.2f} at most."
 
 
 def in_short(rows: Sequence[Row]) -> str:
     """Return the main budget at K = 5 and even links: methods by data sets."""
     main = [row for row in rows if (row.epsilon, row.edges, row.links) == (MAIN, 5, EVEN)]
-    places = _places(main)
     lines = []
     for method in _named(main):
         own = [row for row in main if row.method == method]
-        cells = [f"{100 * fmean(row.accuracy for row in _of(own, *place)):.1f}" for place in places]
+        cells = [f"{100 * fmean(row.accuracy for row in _of(own, *place)):.1f}" for place in _places(main)]
         lines.append([f"`{method}`", *cells])
-    return markdown_table(["", *(TITLES[data] for data, _ in places)], lines)
+    return markdown_table(["", *(TITLES[data] for data, _ in _places(main))], lines)
 
 
 def _places(rows: Iterable[Row]) -> list[tuple[str, int]]:
-    found = {(row.data, row.edges) for row in rows}
-    return [(data, edges) for data in TITLES for edges in sorted({e for d, e in found if d == data})]
+    places = {(list(TITLES).index(row.data), row.edges) for row in rows}
+    return [(list(TITLES)[data], edges) for data, edges in sorted(places)]
 
 
 def _named(rows: Iterable[Row]) -> list[str]:
@@ -127,11 +118,10 @@ def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
 
 
 def renewed(page: str, docs: Path) -> str:
-    """Return a page with the text between its marks generated again."""
     claims, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
     makers: dict[str, Callable[[], str]] = {
         "verdict-table": lambda: verdict_table(claims),
-        "case-lists": lambda: case_lists(claims),
+        "case-lists": lambda: "\n\n".join(map(cases_of, claims)),
         "reference-even": lambda: every_method(rows, EVEN),
         "reference-uneven": lambda: every_method(rows, UNEVEN),
         "reference-budgets": lambda: every_budget(rows, EVEN),

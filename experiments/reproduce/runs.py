@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,9 @@ from common.records.recorder import Journal
 from common.records.tally import Evaluation
 from common.scenario.scenario import Scenario
 from edge.shards import shards_for
-from experiments.harness import require_end
+from experiments.harness import Job, require_end
 from experiments.reconstruction import Reconstruction, attack
-from experiments.reproduce.catalogue import (
-    ATTACK_BATCH,
-    ATTACK_CLIPPING,
-    ATTACK_EPSILONS,
-    ATTACK_LAWS,
-    ATTACK_RELEASES,
-    PROCESSES,
-    FigurePoint,
-    Result,
-)
+from experiments.reproduce.catalogue import ATTACK, PROCESSES, FigurePoint, Result
 from mapa.budget import calibrated
 from mapa.processes import interruptible, one_thread_each
 from mapa.simulation.simulator import Outcome, World, simulate
@@ -54,51 +46,41 @@ _SECONDS_AN_UPDATE = 0.5  # far beyond any: a live run that takes longer hangs
 _GRACE = 120.0  # seconds in which a live run that was interrupted takes its containers down
 _BINS = 150  # of the gradient norms over the iterations
 _CELL = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
+_ROUNDED = {"correlations": 4, "picture": 3, "truth": 3}  # digits
 
 
 class LiveRunError(MapaError):
     """A run on the testbed did not end as it should."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Points that are run together in one process; they share an engine, and for `block` their shape."""
+def jobs_of(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Job[Result]]:
+    """Group what can run as one product; the longest first, since several cores share the last ones best if short.
 
-    points: tuple[FigurePoint, ...]
-    data_dir: Path
-    runs: Path  # records of the testbed
-    cost: float = 0.0  # seconds, roughly
-
-    @property
-    def name(self) -> str:
-        return self.points[0].line
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return {point.key: point.label for point in self.points}
-
-    @property
-    def alone(self) -> bool:
-        return self.points[0].engine in LIVE
-
-
-def make_tasks(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Task]:
-    """Group what can run as one product; the longest first, since several cores share the last ones best if short."""
-    groups: list[list[FigurePoint]] = []
-    shapes: dict[tuple[object, ...], list[FigurePoint]] = {}
+    `runs` takes the records of the testbed.
+    """
+    groups: dict[tuple[object, ...], list[FigurePoint]] = {}
     for point in {point.key: point for point in points}.values():
-        if point.engine == "block":
-            s = point.scenario
-            data = (s.data.set, s.data.holdout)
-            shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
-            shapes.setdefault(shape, []).append(point)
-        else:
-            groups.append([point])
-    for together in shapes.values():
-        width = _width(together[0])
-        groups += [together[i : i + width] for i in range(0, len(together), width)]
-    tasks = [Task(tuple(group), data_dir, runs, sum(map(cost, group))) for group in groups]
-    return sorted(tasks, key=lambda task: -task.cost)
+        s = point.scenario
+        data = (s.data.set, s.data.holdout)
+        shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
+        groups.setdefault(shape if point.engine == "block" else (point.key,), []).append(point)
+    products = []
+    for group in groups.values():
+        s = group[0].scenario
+        held = s.workers * 785 * _OUTPUTS.get(s.model.name, 1) * 4
+        width = max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(group[0]))))
+        products += [group[i : i + width] for i in range(0, len(group), width)]
+    jobs = [
+        Job(
+            name=product[0].line,
+            labels={point.key: point.label for point in product},
+            work=partial(run_points, product, data_dir, runs),
+            cost=sum(map(cost, product)),
+            alone=product[0].engine in LIVE,
+        )
+        for product in products
+    ]
+    return sorted(jobs, key=lambda job: -job.cost)
 
 
 def cost(point: FigurePoint) -> float:
@@ -111,29 +93,21 @@ def cost(point: FigurePoint) -> float:
     return 1 + work
 
 
-def _width(point: FigurePoint) -> int:
-    s = point.scenario
-    held = s.workers * 785 * _OUTPUTS.get(s.model.name, 1) * 4
-    return max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(point))))
-
-
-def run_task(task: Task) -> list[Result]:
-    """Run the points of a task."""
+def run_points(points: Sequence[FigurePoint], data_dir: Path, runs: Path) -> list[Result]:
     began = time.perf_counter()
-    if task.points[0].engine == "block":
-        worlds = [world_for(point.scenario, task.data_dir) for point in task.points]
-        outcomes = simulate_many(worlds, blocks=True)
-        results = [_of_outcome(point, outcome) for point, outcome in zip(task.points, outcomes, strict=True)]
+    if points[0].engine == "block":
+        outcomes = simulate_many([world_for(point.scenario, data_dir) for point in points], blocks=True)
+        results = [_of_outcome(point, outcome) for point, outcome in zip(points, outcomes, strict=True)]
     else:
-        results = [_run_alone(point, task) for point in task.points]
+        results = [_run_alone(point, data_dir, runs) for point in points]
     share = (time.perf_counter() - began) / len(results)
     return [replace(result, wall=share) for result in results]
 
 
-def _run_alone(point: FigurePoint, task: Task) -> Result:
+def _run_alone(point: FigurePoint, data_dir: Path, runs: Path) -> Result:
     if point.engine in LIVE:
-        return run_live(point, data_dir=task.data_dir, runs=task.runs)
-    world = world_for(point.scenario, task.data_dir)
+        return run_live(point, data_dir=data_dir, runs=runs)
+    world = world_for(point.scenario, data_dir)
     if point.engine == "attack":
         return _result(point, [], cells=attack_cells(world, point.updates))
     if point.engine == "synchronous":
@@ -158,9 +132,8 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     shared = _shared_world(scenario, data_dir)
     rows = shards_for(scenario, shared.dataset.train)
     scenario = settled(calibrated(scenario, [len(shard) for shard in rows]), shared.model)
-    return replace(
-        shared, scenario=scenario, rows=rows, streams=streams_for(scenario.seed), caps=[None] * len(rows)
-    )
+    streams = streams_for(scenario.seed)
+    return replace(shared, scenario=scenario, rows=rows, streams=streams, caps=[None] * len(rows))
 
 
 _last_world: dict[tuple[str, int, str, Path], World] = {}
@@ -187,15 +160,11 @@ class MemoryJournal(Journal):
     def fact(self, fact: Fact, time: float | None = None) -> None:
         pass
 
-    def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
+    def write(self, event: str, fields: Mapping[str, Any], time: float | None = None) -> None:
         if event == "evaluated" and time is not None and fields["t"]:
             self.times.append(time)
         elif event == "diagnostic":
-            edge, n, norm = fields["edge"], fields["sequence"], fields["gradient_norm"]
-            assert isinstance(edge, int)
-            assert isinstance(n, int)
-            assert isinstance(norm, float)
-            self._norms.append((edge, n, norm))
+            self._norms.append((fields["edge"], fields["sequence"], fields["gradient_norm"]))
 
     def norms(self, workers: int) -> dict[str, list[float]]:
         """Return mean and deciles of ‖g‖ before clipping, in bins of the update that applies it (cyclic)."""
@@ -203,22 +172,19 @@ class MemoryJournal(Journal):
         norm = np.array([value for _, _, value in self._norms])
         edges = np.linspace(1, t.max() + 1, min(_BINS, len(t)) + 1)
         bins = np.digitize(t, edges) - 1
-        kept: dict[str, list[float]] = {"t": [], "mean": [], "low": [], "high": []}
-        for i in np.unique(bins):
-            inside = norm[bins == i]
-            kept["t"].append(float(t[bins == i].mean()))
-            kept["mean"].append(float(inside.mean()))
-            kept["low"].append(float(np.quantile(inside, 0.1)))
-            kept["high"].append(float(np.quantile(inside, 0.9)))
-        return {name: [round(value, 5) for value in values] for name, values in kept.items()}
+        rows = [
+            (t[bins == i].mean(), norm[bins == i].mean(), *np.quantile(norm[bins == i], (0.1, 0.9)))
+            for i in np.unique(bins)
+        ]
+        columns = zip(("t", "mean", "low", "high"), zip(*rows, strict=True), strict=True)
+        return {name: [round(float(value), 5) for value in values] for name, values in columns}
 
 
 def _of_outcome(point: FigurePoint, outcome: Outcome) -> Result:
     require_end(point.line, outcome)
     tally = outcome.tally
-    return _result(
-        point, tally.evaluations, staleness=dict(tally.staleness), clips=_clips(point, tally.stages)
-    )
+    clips = _clips(point, tally.stages)
+    return _result(point, tally.evaluations, staleness=dict(tally.staleness), clips=clips)
 
 
 def _clips(point: FigurePoint, stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
@@ -265,9 +231,7 @@ def run_live(point: FigurePoint, *, data_dir: Path, runs: Path) -> Result:
 
 def live_command(point: FigurePoint, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where it exists, since it is mounted."""
-    changes = [word for change in point.changes for word in ("--set", change)]
-    command = [sys.executable, "-P", "-m", "mapa.cli", point.program, point.file, "--json", *changes]
-    command += ["--seed", str(point.seed), "--runs-dir", str(runs)]
+    command = [sys.executable, "-P", "-m", "mapa.cli", *point.words, "--json", "--runs-dir", str(runs)]
     if point.engine == "testbed":
         return [*command, "--data-dir", str(data_dir), "--processes", str(PROCESSES)]
     command += ["--data-dir", str(data_dir)] if data_dir.is_dir() else []
@@ -299,17 +263,11 @@ def _output_of(command: Sequence[str], point: FigurePoint) -> str:
             if isinstance(error, subprocess.TimeoutExpired):
                 raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error
             raise
-    if child.returncode != 0 and not _diverged(out):
-        raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
-    return out
-
-
-def _diverged(out: str) -> bool:
-    """Whether that is the summary of a model that is no longer finite: a result, as in a simulation."""
-    with contextlib.suppress(ValueError):
-        summary = json.loads(out)
-        return isinstance(summary, dict) and summary.get("reason") == "diverged"
-    return False
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        # a model that is no longer finite is a result, as in a simulation
+        if child.returncode == 0 or json.loads(out)["reason"] == "diverged":
+            return out
+    raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
 
 
 def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None]) -> tuple[bool, str]:
@@ -342,42 +300,25 @@ def lacking_here() -> str | None:
     with contextlib.closing(client):
         present = {tag for image in client.images.list() for tag in image.tags}
     needed = Images()
-    missing = [
-        name for name in (needed.cloud, needed.edge, needed.broker) if not present & {name, f"{name}:latest"}
-    ]
+    images = (needed.cloud, needed.edge, needed.broker)
+    missing = [name for name in images if not present & {name, f"{name}:latest"}]
     return f"no image {', '.join(missing)} (`make images` builds the images)" if missing else None
 
 
 def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
     """Return what the attack sees, with pictures, as JSON can hold it."""
-    cells = attack(
-        world,
-        epsilons=ATTACK_EPSILONS,
-        iterations=updates,
-        batch_size=ATTACK_BATCH,
-        releases=ATTACK_RELEASES,
-        laws=ATTACK_LAWS,
-        clippings=(ATTACK_CLIPPING,),
-        retrain=True,
-    )
     shape = list(world.dataset.shape)
-    rounded = (("correlations", 4), ("picture", 3), ("truth", 3))
     return [
         {
             **{key: getattr(cell, key) for key in _CELL},
-            **{key: [round(float(v), digits) for v in getattr(cell, key)] for key, digits in rounded},
+            **{key: [round(float(v), n) for v in getattr(cell, key)] for key, n in _ROUNDED.items()},
             "shape": shape,
         }
-        for cell in cells
+        for cell in attack(world, iterations=updates, **ATTACK)
     ]
 
 
 def cell_of(values: Mapping[str, Any]) -> Reconstruction:
     """Return what `attack_cells` wrote, as far as it was rounded."""
-    return Reconstruction(
-        clipping=ATTACK_CLIPPING.name,
-        **{key: values[key] for key in _CELL},
-        correlations=tuple(values["correlations"]),
-        picture=np.array(values["picture"]),
-        truth=np.array(values["truth"]),
-    )
+    arrays: dict[str, Any] = {key: np.array(values[key]) for key in _ROUNDED}
+    return Reconstruction(**{key: values[key] for key in _CELL}, **arrays)

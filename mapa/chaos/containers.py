@@ -132,7 +132,6 @@ class ContainerService(Service):
         return self._running
 
     def kill(self) -> None:
-        """SIGKILL of the program inside its container, as the kernel would."""
         if not self._running:
             return
         self.allow(_KILLED)
@@ -141,7 +140,6 @@ class ContainerService(Service):
         self._until(lambda: len(self.ends) > before, "end")
 
     def pause(self, on: bool) -> None:
-        """SIGSTOP, or SIGCONT, of the program inside its container."""
         self._signal(signal.SIGSTOP if on else signal.SIGCONT, inside=True)
 
     def dismiss(self) -> None:
@@ -244,7 +242,6 @@ def in_containers(run: ContainerRun, plan: TrialPlan, directory: Path) -> Iterat
         return ContainerService(name, directory, stack, events, begin, partial(fill, name))
 
     def collect() -> None:
-        """Copy every disk and log out of the containers."""
         for container in stack.containers():
             service, number = container.labels[SERVICE], container.labels[NUMBER]
             name = f"edge-{number}" if service == "edge" else service

@@ -141,7 +141,6 @@ class Bounds:
             raise ConfigurationError(f"iterations = {self.iterations}: chaos needs at least 40 updates")
 
     def check(self, fault: Fault) -> None:
-        """Raise ConfigurationError if the run cannot have this fault."""
         if fault.edge > self.edges:
             raise ConfigurationError(f"fault {fault}: must name one of edge-1 … edge-{self.edges}")
         if fault.kind is FaultKind.SCALE and not 1 <= fault.edges < self.edges:
@@ -271,11 +270,9 @@ class Injector:
         self._active: dict[tuple[str, bool], tuple[Fault, float]] = {}  # place → fault, its end
 
     def holds(self, target: str) -> bool:
-        """Return whether the target's process has a fault now."""
         return (target, False) in self._active
 
     def lasts(self, now: float) -> bool:
-        """Return whether a fault has not reached its end."""
         return any(now < end for _, end in self._active.values())
 
     def end_due(self, now: float) -> None:
@@ -285,7 +282,6 @@ class Injector:
                 del self._active[place]
 
     def begin_due(self, t: int, now: float) -> None:
-        """Begin the faults whose t is reached and whose place is free."""
         for fault in [one for one in self.waiting if one.at <= t]:
             reached = self._reached.setdefault(fault.at, now)
             if fault.place in self._active or now < reached + fault.after:

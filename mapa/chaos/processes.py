@@ -139,7 +139,7 @@ def in_processes(plan: TrialPlan, run: RunId, directory: Path) -> Iterator[Envir
 
     def edge(name: str, broker: BrokerAddress) -> list[str]:
         command = edge_arguments(plan.scenario, run, broker, directory / "state" / name, plan.data_dir, 1)
-        return command[command.index("-m") + 1 :] + ([] if plan.scenario.seed is None else ["--allow-seed"])
+        return command[command.index("-m") + 1 :]
 
     def service(name: str, broker: BrokerAddress) -> ProcessService:
         if name == CLOUD:

@@ -19,14 +19,6 @@ from mapa.processes import one_thread
 SECONDS = 0.05  # that every write takes longer
 
 
-def set_slow(file: Path, on: bool) -> None:
-    """Slow down the programs that were started with this file, or no more."""
-    if on:
-        file.touch()
-    else:
-        file.unlink(missing_ok=True)
-
-
 def slow_writes(file: Path, service: str) -> None:
     """Make every write of a `cloud` or an `edge` in this process wait while the file exists."""
 
@@ -42,9 +34,9 @@ def slow_writes(file: Path, service: str) -> None:
         setattr(owner, method, waits)
 
     if service == "edge":
-        from edge.sqlite_ledger import SqliteLedger  # a cloud does not need it, nor an edge the others
+        from edge.journal import DebitJournal  # a cloud does not need it, nor an edge the others
 
-        slowed(SqliteLedger, "_commit")
+        slowed(DebitJournal, "_write")
     else:
         from common.records.checkpoint import Checkpoints
         from common.records.gradient_log import LogWriter

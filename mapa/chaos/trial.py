@@ -24,7 +24,6 @@ from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import BROKER, CLOUD, Bounds, Fault, FaultKind, Injector
-from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.verdict import Ended, Evidence, ModelWatch, gather, verdict
 from mapa.cloud_run import Setting
 from mapa.run_parts import NEEDS_FILES
@@ -116,15 +115,17 @@ class Service(Protocol):
         self._slow_file = directory / "slow" / name
 
     def allow(self, *codes: int) -> None:
-        """Expect these exit codes of the present process."""
         self._allowed.update(codes)
 
     def _note_end(self, code: int) -> None:
         self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_lines()))
 
     def slow(self, on: bool) -> None:
-        """Slow its writes down, or no more."""
-        set_slow(self._slow_file, on)
+        """Slow its writes down, or no more: see slow_disk.py."""
+        if on:
+            self._slow_file.touch()
+        else:
+            self._slow_file.unlink(missing_ok=True)
 
     @property
     def running(self) -> bool: ...
@@ -167,8 +168,6 @@ MakeEnvironment = Callable[[TrialPlan, RunId, Path], AbstractContextManager[Envi
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a run came through."""
-
     directory: Path
     evidence: Evidence | None  # None: it never began
     wrong: Sequence[str]
@@ -286,7 +285,6 @@ class ChaosTrial:
     # -- faults -----------------------------------------------------------------------------------------
 
     def _begin(self, fault: Fault) -> bool:
-        """Begin a fault; return False if it cannot be applied now."""
         name, newest = fault.target, self._watch.newest
         refusal = None
         if newest > _LATEST * self._plan.scenario.iterations:

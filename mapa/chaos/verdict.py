@@ -23,6 +23,7 @@ from common.records.reader import read_events, read_json
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
+from common.wire.codings.registry import CODINGS
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES, MODEL_MARK
 from mapa.verification.untrusted_files import LedgerStatement, find_ledgers
@@ -31,6 +32,7 @@ from mapa.verification.verify import verify
 # checks of `mapa verify` that must have passed: "not checked" is not enough
 REQUIRED = {"scenario", "versions", "log", "replay", "continuity", "exactly once", "events", "end", "summary"}
 REQUIRED |= {"evaluations", "ledgers", "releases", "ε", "model"}
+_MODELS = {MODEL_MARK, *(coding.model_mark for coding in CODINGS.values())}
 
 
 class Applied(NamedTuple):
@@ -42,8 +44,6 @@ class Applied(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a process ended."""
-
     name: str
     code: int
     allowed: tuple[int, ...]
@@ -52,8 +52,6 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is left of a run."""
-
     iterations: int  # T
     updates: int  # by summary.json
     reason: str
@@ -153,7 +151,7 @@ class ModelWatch:
     """
 
     def __init__(self, broker: BrokerAddress, run: RunId, max_packet: int) -> None:
-        self._digests: dict[int, bytes] = {}
+        self._digests: dict[tuple[bytes, int], bytes] = {}
         self.newest = 0
         self.again = 0  # versions that were sent more than once
         self.reworded: list[int] = []  # and once with other bytes
@@ -166,11 +164,12 @@ class ModelWatch:
         self._thread = threading.Thread(target=self._loop.run, name="mapa-watch", daemon=True)
 
     def _on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        if len(payload) < HEADER_BYTES or not payload.startswith(MODEL_MARK):
+        mark = payload[: len(MODEL_MARK)]
+        if len(payload) < HEADER_BYTES or mark not in _MODELS:
             return
         version = HEADER.unpack_from(payload)[2]
         digest = hashlib.sha256(memoryview(payload)[HEADER_BYTES:]).digest()
-        former = self._digests.setdefault(version, digest)
+        former = self._digests.setdefault((mark, version), digest)
         self.again += former is not digest
         if former != digest:
             self.reworded.append(version)

@@ -35,8 +35,8 @@ def chaos_command(
     edges: Annotated[int | None, typer.Option(help="K, instead of the scenario's")] = None,
     iterations: Annotated[int | None, typer.Option(help="T, instead of the scenario's")] = None,
     seed: Annotated[int, typer.Option(help="of the first run's faults; the next run has the next seed")] = 1,
-    minutes: Annotated[float, typer.Option(min=0.0, help="begin runs until so many minutes are over")] = 1.0,
-    runs: Annotated[int | None, typer.Option(min=1, help="begin at most so many runs")] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, help="begin runs for this many minutes")] = 1.0,
+    runs: Annotated[int | None, typer.Option(min=1, help="maximum number of runs")] = None,
     count: Annotated[int, typer.Option(help="faults of a run")] = 6,
     kills: Annotated[
         int | None, typer.Option(help="kill the cloud this often in a run, instead of other faults")
@@ -116,16 +116,13 @@ def container_environment(plan: TrialPlan, edge_image: str | None, data_dir: Pat
 
     disk_sizes(plan)
     client = connect()
-    variables = {"MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
-    if plan.scenario.seed is not None:
-        variables["ALLOW_SEED"] = "true"
 
     def make(plan: TrialPlan, run: RunId, directory: Path) -> AbstractContextManager[Environment]:
         containers = container_run(
             Stack(client, f"mapa-chaos-{secrets.token_hex(4)}"),
             *(plan.name, plan.scenario, plan.settings, directory / "runs", data_dir, edge_image),
             gather=600,
-            variables={**variables, "RUN": run},
+            variables={"RUN": run, "MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"},
         )
         containers.retries = 0
         return in_containers(containers, plan, directory)

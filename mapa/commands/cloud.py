@@ -23,7 +23,7 @@ from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
 from mapa.commands.options import Allowed, Connection, Metrics, ScenarioOptions
 from mapa.output import note, printable, progress_console
-from mapa.recording import open_again, open_records, record_cloud, write_manifest
+from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.resume import Resumable, ended_with
 from mapa.run_parts import OwnFiles
 from mapa.run_view import report, view_for
@@ -98,7 +98,7 @@ def cloud_command(
         reached = _reached(connection, metrics)
         _serve(
             resumed.setting(data_dir, test_data),
-            open_again(resumed.path),
+            open_records(resumed.path, resumed=True),
             lambda _, say: say(f"serving run {resumed.run!r} on {connection.address} again"),
             (resumed.name, resumed.engine),
             {**reached, "run": resumed.run, "edges_at_least": 1, "incarnation": resumed.incarnation},

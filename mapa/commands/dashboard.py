@@ -74,7 +74,7 @@ def dashboard_command(
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await following.end()
+            following.end()
             await super().shutdown(sockets)
 
     config = uvicorn.Config(

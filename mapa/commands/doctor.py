@@ -56,6 +56,7 @@ _ABOUT = {
     "huggingface": "what `datasets` wrote",
     "tables": "digits, breast-cancer and diabetes",
     "broker": "--broker embedded, where no Mosquitto is installed",
+    "fast": "a quicker checksum of the gradient log",
     "privacy": "tight totals of ε, and budgets",
     "figures": "mapa compare, pictures",
     "pandas": "run.to_pandas()",
@@ -63,6 +64,7 @@ _ABOUT = {
     "containers": "mapa containers",
     "dashboard": "mapa dashboard",
     "metrics": "--metrics-port: an endpoint for Prometheus",
+    "identity": "mapa certs, and mapa edge --enrol",
     "tensorboard": "mapa export --to tensorboard",
     "mlflow": "mapa export --to mlflow",
     "browser": "tests and pictures of the page in Chromium",
@@ -371,7 +373,7 @@ def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -
             while len(trips) < _TRIPS and (seconds := _echo(channel, loop, _SMALL)) is not None:
                 trips.append(seconds)
         found = f"connected, but our own message did not come back within {_ECHO:g} s"
-        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (docker/mosquitto/acl)"
+        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (its acl)"
     except MapaError as error:
         found = str(error)
         fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"
@@ -413,7 +415,6 @@ def _comes_back(options: MqttOptions, timeout: float, size: int) -> bool:
 def _echo(channel: MqttChannel, loop: SelectorLoop, size: int) -> float | None:
     """Send one message to ourselves; return the seconds until it came back, None if it did not."""
     probe = SizeProbe(run_id(f"doctor-{new_nonce()}"), new_nonce(), channel, size)
-    probe.begin()
     began = loop.now()
     loop.post(probe.send)
     loop.serve(lambda: probe.settled or not channel.connected, until=began + _ECHO)

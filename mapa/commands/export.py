@@ -15,7 +15,7 @@ from mapa.run_result import read_result
 from mapa.runs import find_run
 
 
-class Format(Enum):
+class ExportFormat(Enum):
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
     CSV = "csv"
@@ -24,7 +24,7 @@ class Format(Enum):
 
 def export_command(
     run: Annotated[str, typer.Argument(help="a run's directory, or its id under the runs folder")],
-    to: Annotated[Format, typer.Option(help="what to write")],
+    to: Annotated[ExportFormat, typer.Option(help="what to write")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -39,12 +39,12 @@ def export_command(
 ) -> None:
     """Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program."""
     path = find_run(run, runs)
-    if follow and to is not Format.TENSORBOARD:
+    if follow and to is not ExportFormat.TENSORBOARD:
         raise ConfigurationError(f"--follow --to {to.value}: only tensorboard goes on while a run writes")
     usual = Path("exports", to.value)
-    folder = out or (usual if to is Format.MLFLOW else usual / path.resolve().name)
+    folder = out or (usual if to is ExportFormat.MLFLOW else usual / path.resolve().name)
     more = viewer = ""
-    if to is Format.TENSORBOARD:
+    if to is ExportFormat.TENSORBOARD:
         from mapa.export.tensorboard import write_events
 
         _make(folder)
@@ -53,19 +53,19 @@ def export_command(
         points, whole = write_events(path, folder, follow=follow)
         more = f", {points} points{'' if whole else '; the run has no statement, so no ε'}"
         viewer = f"tensorboard --logdir {folder.parent}"
-    elif to is Format.MLFLOW:
+    elif to is ExportFormat.MLFLOW:
         from mapa.export.mlflow_store import store_uri, write_run
 
-        found = read_result(path)
+        result = read_result(path)
         _make(folder, may_hold="mlflow.db")
-        more = f", {write_run(found, folder)} points"
+        more = f", {write_run(result, folder)} points"
         viewer = f"mlflow ui --backend-store-uri {store_uri(folder)}"
     else:
         from mapa.export.tables import WRITERS
 
-        found = read_result(path)
+        result = read_result(path)
         _make(folder)
-        WRITERS[to.value](found, folder)
+        WRITERS[to.value](result, folder)
     print(output.visible(f"wrote {folder}{more}"))
     if viewer:
         print(output.visible(f"see it: {viewer}"))

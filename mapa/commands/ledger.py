@@ -16,9 +16,6 @@ from typer.core import TyperGroup
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.catalogue import records_of
 from common.errors import ConfigurationError
-from common.mechanism.clipping import CLIPPINGS
-from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import SAMPLERS
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, RunId
 from common.records.reader import records_in
@@ -94,10 +91,10 @@ def calibrate_command(
     """
     from common.accounting.budget import calibrate, keeps
     from common.accounting.kept import kept_in
+    from mapa.budget import mechanism_asked_for
 
     budget = Budget(total_epsilon, total_delta)
-    drawn = SAMPLERS.make(sampler, {} if largest_batch is None else {"largest_batch": largest_batch})
-    mechanism = Mechanism(None, batch_size, drawn, CLIPPINGS.make(clipping, {}))
+    mechanism = mechanism_asked_for(batch_size, sampler, clipping, largest_batch)
     from common.models.features import user_cache
     from mapa.recording import said_if_slow
 

@@ -9,14 +9,9 @@ from typing import Annotated
 
 import typer
 
-from mapa.brokers import private
-from mapa.cloud_run import EXIT_CODES, Setting
 from mapa.commands import options
-from mapa.commands.dashboard import page_beside
 from mapa.commands.options import ScenarioOptions
 from mapa.output import is_quiet, note, progress_console, say
-from mapa.process_run import PROCESSES, run_in_processes
-from mapa.run_view import report, view_for
 
 
 def run_command(
@@ -27,7 +22,10 @@ def run_command(
     ] = "auto",
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="maximum number of edge processes, which the edges share; default 8"),
+        typer.Option(
+            min=1,
+            help="maximum number of edge processes, which edges share; default: one a core, up to 8",
+        ),
     ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
@@ -41,6 +39,12 @@ def run_command(
     ] = False,
 ) -> None:
     """Train with a broker, a cloud and edge processes on this machine."""
+    from mapa.brokers import private  # the help needs none of these
+    from mapa.cloud_run import EXIT_CODES, Setting
+    from mapa.commands.dashboard import page_beside
+    from mapa.process_run import run_in_processes
+    from mapa.run_view import report, view_for
+
     name, resolved = changed.load(scenario)
     private(broker)  # an address that is none ends here
     data = options.data_dir_or_default(data_dir)
@@ -55,7 +59,7 @@ def run_command(
             runs=runs,
             data_dir=data,
             broker=broker,
-            processes=processes or PROCESSES,
+            processes=processes,
             say=None if as_json or is_quiet() else sys.stderr,
         )
         report(summary, as_json=as_json)

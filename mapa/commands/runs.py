@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from common.errors import ConfigurationError
 from common.own_code import allowing
@@ -46,7 +47,7 @@ def list_runs(
     engine: Annotated[str | None, typer.Option(help="only runs of this engine: network, events …")] = None,
     sort: Annotated[str, typer.Option(help="started, run, size, updates, value or epsilon")] = "started",
     reverse: Annotated[bool, typer.Option("--reverse", help="the other way round")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="at most so many")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of runs")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the runs of a folder, the newest first."""
@@ -92,7 +93,7 @@ def show_run(
         return
     for key, value in {**line, "path": path}.items():
         if value is not None:
-            print(f"{key:<20}{_size(value) if key == 'bytes' else printable(str(value))}")
+            print(f"{key:<20}{decimal(value) if key == 'bytes' else printable(str(value))}")
     print("\nprivacy, as the run states it:")
     for word in statement[:_LINES] or ["nothing is stated; `mapa ledger` computes it from what is on record"]:
         print(f"  {printable(word[:_LINE])}{' …' if len(word) > _LINE else ''}")
@@ -100,7 +101,7 @@ def show_run(
         print(f"  and {len(statement) - _LINES} lines more; --json has all")
     print("\nfiles:")
     for name, size in files[:_FILES]:
-        print(f"  {_size(size):>10}  {printable(name)}")
+        print(f"  {decimal(size):>10}  {printable(name)}")
     if len(files) > _FILES:
         print(f"  and {len(files) - _FILES} more; --json lists all")
     print("\nnext:")
@@ -137,7 +138,7 @@ def remove_runs(
         print(*refused, "nothing was removed", sep="\n", file=sys.stderr)
         raise typer.Exit(1)
     for one in found:
-        print(f"{printable(one.path.name)}: {_size(one.bytes)}", file=sys.stderr)
+        print(f"{printable(one.path.name)}: {decimal(one.bytes)}", file=sys.stderr)
         for account in one.accounts:
             print(f"  forgets {account}", file=sys.stderr)
     if not yes:
@@ -201,7 +202,7 @@ def _print_table(lines: list[dict[str, Any]]) -> None:
             "–" if line["updates"] is None else f"{line['updates']:,}",
             "–" if line["value"] is None else f"{line['metric']} {line['value']:.4g}",
             _epsilon(line),
-            _size(line["bytes"]),
+            decimal(line["bytes"]),
             (line["started"] or "–").replace("T", " ").removesuffix("+00:00"),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
@@ -210,21 +211,7 @@ def _print_table(lines: list[dict[str, Any]]) -> None:
 
 def _epsilon(line: dict[str, Any]) -> str:
     """Return ε as the run states it; rounded up, as the statement does."""
-    epsilon = line["epsilon"]
-    if epsilon is None:
+    if line["epsilon"] is None:
         return "–" if line["delta"] is None else "∞"
-    shown = "0"
-    if epsilon > 0:
-        digits = 10.0 ** (3 - math.floor(math.log10(epsilon)))
-        shown = f"{math.ceil(epsilon * digits - 1e-9) / digits:.10g}"
+    shown = output.rounded_up(max(0.0, line["epsilon"]))  # a file of unknown origin may say anything
     return f"{shown} (seeded: not private)" if line["reproducible_noise"] else shown
-
-
-def _size(size: float) -> str:
-    if size < 1000:
-        return f"{size} B"
-    for unit in ("kB", "MB"):
-        size /= 1000
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-    return f"{size / 1000:.3g} GB"

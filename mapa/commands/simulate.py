@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
-from cloud.assembly import explained
-from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.output import note, progress_console
-from mapa.recording import check_engine, record_simulation
-from mapa.run_parts import OwnFiles
-from mapa.run_view import bar_on, report, shown_on
-from mapa.simulation.simulator import World, interrupt_between_events
 
 
 def simulate_command(
@@ -34,6 +28,13 @@ def simulate_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Simulate a scenario without a network."""
+    from cloud.assembly import explained  # the help needs none of these
+    from mapa.cloud_run import EXIT_CODES
+    from mapa.recording import check_engine, record_simulation
+    from mapa.run_parts import OwnFiles
+    from mapa.run_view import bar_on, report, shown_on
+    from mapa.simulation.simulator import World, interrupt_between_events
+
     name, resolved = changed.load(scenario)
     check_engine(resolved, engine)
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None

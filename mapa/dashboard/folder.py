@@ -18,8 +18,6 @@ _MOST = 500  # runs in the list, the newest
 
 @dataclass(slots=True)
 class RunsFolder:
-    """runs/, as it is now."""
-
     path: Path
     _known: dict[str, tuple[JsonFile, JsonFile]] = field(default_factory=dict)  # manifest and summary
 
@@ -38,13 +36,12 @@ class RunsFolder:
         """Return the names of all runs, the newest first, and how many more folders hold records under other names."""
         try:
             here = list(self.path.iterdir())
-            found = [path for one in here if (path := self.find(one.name)) is not None]
-            return [path.name for path in sorted(found, key=_began, reverse=True)], sum(map(_unnamed, here))
+            named = [path for one in here if (path := self.find(one.name)) is not None]
+            return [path.name for path in sorted(named, key=_began, reverse=True)], sum(map(_unnamed, here))
         except OSError as error:
             raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
 
     def lines(self) -> dict[str, Any]:
-        """Return a line for each run."""
         names, unnamed = self.names()
         shown = names[:_MOST]
         for name in self._known.keys() - {*shown}:

@@ -17,55 +17,46 @@ _Point = tuple[float, float, float | None]  # x, y, seconds
 class Envelope:
     """The least and the largest y of each bucket of points, the first and the last point; x never falls.
 
-    At most 2·`buckets` + 2 points whatever was added, and every point as it was while they fit. A full one has each
-    two neighbours merged, so a bucket holds twice as many points as before.
+    At most 2·`buckets` + 2 points whatever was added, and every point as it was while they fit. Of too many buckets
+    each two neighbours are merged, so that one holds twice as many points as before.
     """
 
     buckets: int
-    _extrema: list[tuple[_Point, _Point]] = field(default_factory=list)  # (least, largest) of whole buckets
+    _extrema: list[tuple[_Point, _Point]] = field(default_factory=list)  # (least, largest) of each bucket
     _width: int = 1  # points in a bucket
-    _open: tuple[_Point, _Point] | None = None  # the bucket that is being filled
-    _filled: int = 0
-    _first: _Point | None = None
-    _last: _Point | None = None
+    _room: int = 0  # for further points in the last one
+    _ends: tuple[_Point, _Point] | None = None  # the first and the last point
 
     def add(self, x: float, y: float, seconds: float | None = None) -> None:
         point = (x, y, seconds)
-        if self._first is None:
-            self._first = point
-        self._last = point
-        self._open = (point, point) if self._open is None else _joined(self._open, (point, point))
-        self._filled += 1
-        if self._filled < self._width:
+        self._ends = (point if self._ends is None else self._ends[0], point)
+        if self._room:
+            self._extrema[-1] = _joined(self._extrema[-1], (point, point))
+            self._room -= 1
             return
-        self._extrema.append(self._open)
-        self._open, self._filled = None, 0
-        if len(self._extrema) >= self.buckets:
-            self._halve()
+        self._extrema.append((point, point))
+        self._room = self._width - 1
+        if len(self._extrema) > self.buckets:
+            self._room += self._width * (len(self._extrema) % 2)  # the odd one is half of a new bucket
+            self._extrema = [_joined(*self._extrema[i : i + 2]) for i in range(0, len(self._extrema), 2)]
+            self._width *= 2
 
     def points(self) -> list[_Point]:
         """Return what is kept, in the order in which it was added."""
-        kept: list[_Point] = []
-        for least, largest in [*self._extrema, *([] if self._open is None else [self._open])]:
-            kept += [least] if least is largest else sorted((least, largest), key=itemgetter(0))
-        if self._first is not None and kept[0] is not self._first:
-            kept.insert(0, self._first)
-        if self._last is not None and kept[-1] is not self._last:
-            kept.append(self._last)
+        extrema = [
+            sorted({id(one): one for one in both}.values(), key=itemgetter(0)) for both in self._extrema
+        ]
+        kept = [point for both in extrema for point in both]
+        if self._ends is not None and kept[0] is not self._ends[0]:
+            kept.insert(0, self._ends[0])
+        if self._ends is not None and kept[-1] is not self._ends[1]:
+            kept.append(self._ends[1])
         return kept
 
-    def _halve(self) -> None:
-        pairs = list(zip(self._extrema[::2], self._extrema[1::2], strict=False))
-        if len(self._extrema) % 2:  # the odd one is half of a new bucket
-            self._open, self._filled = self._extrema[-1], self._width
-        self._extrema = [_joined(one, other) for one, other in pairs]
-        self._width *= 2
 
-
-def _joined(one: tuple[_Point, _Point], other: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
-    least = other[0] if other[0][1] < one[0][1] else one[0]
-    largest = other[1] if other[1][1] > one[1][1] else one[1]
-    return least, largest
+def _joined(*buckets: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
+    least, largest = zip(*buckets, strict=True)
+    return min(least, key=itemgetter(1)), max(largest, key=itemgetter(1))
 
 
 @dataclass(slots=True)
@@ -84,10 +75,6 @@ class Counts:
             place = int(max(0.0, x) / self.width)
         self.counts += [0] * (place + 1 - len(self.counts))
         self.counts[place] += count
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts)
 
 
 def _paired(counts: Sequence[int]) -> list[int]:

@@ -67,8 +67,6 @@ _BEFORE = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The door in front of the page."""
-
     app: ASGIApp
     token: str | None = None  # None: no token is asked for, and only loopback's names are answered
 
@@ -162,16 +160,15 @@ class _Pages:
         if not (before.isascii() and before.isdigit()) or int(before[:17]) > _BEFORE:
             raise HTTPException(400, "before: must be the number of an event")
         wanted = {key: query.get(key, "")[:200] for key in ("event", "edge", "text")}
-        async with self._whole(request.path_params["run"]) as run, run.lock:
-            found = await run_in_threadpool(lambda: run.watch.listed(**wanted, before=int(before)))
-        return JSONResponse(found)
+        async with self._whole(request.path_params["run"]) as run:
+            return JSONResponse(run.watch.listed(**wanted, before=int(before)))
 
     async def stream(self, request: Request) -> Response:
         path = await self._path(request.path_params["run"])
         if self.following.viewers >= MOST_VIEWERS:
             raise HTTPException(503, f"{MOST_VIEWERS} pages watch already")
 
-        async def told() -> AsyncIterator[str]:
+        async def told() -> AsyncIterator[bytes]:
             async with self.following.watching(path) as run:
                 async for message in run.messages():
                     yield message
@@ -185,17 +182,15 @@ class _Pages:
         parts = []
         for name in names:
             async with self._whole(name) as run:
-                shown = (run.watch.encoded[part][1] for part in ("head", "training", "privacy"))
-                parts.append('{{"head":{},"training":{},"privacy":{}}}'.format(*shown))
-        return Response(f'{{"runs":[{",".join(parts)}]}}', media_type="application/json")
+                shown = tuple(run.watch.encoded[part][1] for part in ("head", "training", "privacy"))
+                parts.append(b'{"head":%s,"training":%s,"privacy":%s}' % shown)
+        return Response(b'{"runs":[%s]}' % b",".join(parts), media_type="application/json")
 
     @contextlib.asynccontextmanager
     async def _whole(self, name: str) -> AsyncIterator[Followed]:
         """Watch a run until all that is on disk has been read."""
         async with self.following.watching(await self._path(name)) as run:
             await run.look()
-            while run.watch.behind:
-                await run.look()
             yield run
 
     async def _path(self, name: str) -> Path:

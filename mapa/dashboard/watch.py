@@ -1,42 +1,48 @@
-"""Runs as their pages show them: read on as they grow, counted and encoded once, told to all viewers of the stream."""
+"""Runs as their pages show them: read on as they grow, counted and encoded once, told to all viewers of the stream.
+
+All of it runs in the server's event loop, in turns that are bounded; ε alone is computed in a thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-import threading
+import math
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.accounting.releases import ReleaseKind
 from common.records.reader import EventTail, JsonFile
 from mapa import output
 from mapa.dashboard import sections
 from mapa.dashboard.folder import page_state
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
-from mapa.dashboard.spending import Question, SpentOnPage
+from mapa.dashboard.spending import EdgeKinds, Question, Spending, epsilon
 
 _LISTED = 50  # events in one answer
 PERIOD = 0.4  # seconds between two looks, and at least between two messages to a viewer
 KEEP_ALIVE = 15.0  # seconds of silence after which a comment tells that the stream still is one
 KEPT = 8  # runs without a viewer that are kept, for one who comes back
 MOST_VIEWERS = 64
+_AT_ONCE = 4  # figures of ε that are computed in one turn: parts of a second
+_MOST_KNOWN = 10_000  # that are kept
 
 
 class Watch:
-    """A run that is looked at. Its methods are called by one thread at a time."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.known: dict[Question, float | None] = {}  # ε, as far as it is computed
         self.gathered = PageTally()
         self.version = 0  # goes up when a section has changed
-        self.encoded: dict[str, tuple[int, str]] = {}  # by section: version and JSON
-        self._spent = SpentOnPage()
+        self.encoded: dict[str, tuple[int, bytes]] = {}  # by section: version and JSON
+        self._kinds = EdgeKinds()
+        self._shown: object = None  # what the sections were made of
         self._failed: list[str] = []  # sections that the records broke, and how
         self._tail = EventTail(path / "events.jsonl")
         self._manifest = JsonFile(path / "manifest.json")
@@ -54,6 +60,11 @@ class Watch:
         state = page_state(self.path, summary, self.gathered.tally.halted)
         return Page(self.path.name, state, self.gathered, self._manifest.value, summary)
 
+    @property
+    def spending(self) -> Spending:
+        page = self._page
+        return Spending(page, self._kinds.of(page), self.known)
+
     def read(self) -> None:
         """Take what was written since the last time, at most one chunk.
 
@@ -65,18 +76,25 @@ class Watch:
             self.gathered = PageTally()
         self.gathered.take(records)
 
-    def refresh(self) -> None:
-        """Encode every section again; the version of one that has not changed stays."""
-        self._manifest.look()
-        summary = self._summary.value
+    def refresh(self) -> bool:
+        """Encode every section again where something is new; tell whether one has changed."""
+        before, summary, tail = self.version, self._summary.value, self._tail
+        manifest, report = self._manifest.look(), self._audit.look()
         if summary and not self.gathered.number and not self.gathered.metrics:
             sections.from_summary(self.gathered, summary)
-        page, audit = self._page, sections.audited(self._audit.look())
+        page, audit = self._page, sections.audited(report)
+        counts = (self.gathered.number, len(self.known), tail.offset, tail.behind, tail.unreadable)
+        made_of = (page.state, *counts, self.gathered, manifest, summary, report)
+        if made_of == self._shown:
+            return False
+        self._shown = made_of
+        self._failed.clear()
+        spending = self.spending
         makers: dict[str, Callable[[Page], dict[str, Any]]] = {
-            "fleet": lambda page: self._spent.added_to(sections.fleet(page), page),
+            "fleet": lambda page: spending.added_to(sections.fleet(page)),
             "training": sections.training,
             "staleness": sections.staleness,
-            "privacy": lambda page: {**self._spent.section(page), "audit": audit},
+            "privacy": lambda _: {**spending.section(), "audit": audit},
             "traffic": sections.traffic,
             "events": lambda page: {
                 "number": page.counted.number,
@@ -84,14 +102,14 @@ class Watch:
             },
             "head": self._head,  # the last: it tells which failed
         }
-        self._failed.clear()
         for name, make in makers.items():
             text = self._made(name, make, page)
             if name not in self.encoded or self.encoded[name][1] != text:
                 self.version += 1
                 self.encoded[name] = (self.version, text)
+        return self.version != before
 
-    def _made(self, name: str, make: Callable[[Page], dict[str, Any]], page: Page) -> str:
+    def _made(self, name: str, make: Callable[[Page], dict[str, Any]], page: Page) -> bytes:
         """Return a section as JSON; an empty one where untrusted records break it: the others are shown."""
         try:
             return _encoded(make(page))
@@ -104,24 +122,28 @@ class Watch:
         unreadable = head["unreadable"] + self._tail.unreadable
         return {**head, "unreadable": unreadable, "behind": self.behind, "failed": list(self._failed)}
 
-    def changed_since(self, version: int) -> str:
-        """Return the sections that have changed since a version, as JSON; '' where none has."""
-        new = [f'"{name}":{text}' for name, (at, text) in self.encoded.items() if at > version]
-        return f'{{"version":{self.version},{",".join(new)}}}' if new else ""
+    def missing(self) -> list[Question]:
+        """Return what of ε is to be computed first."""
+        return list(itertools.islice(self.spending.unanswered(), _AT_ONCE))
 
-    def unaccounted(self) -> Iterator[Question]:
-        """Yield what of ε is not computed yet, the most needed first."""
-        return self._spent.unaccounted(self._page)
+    def answer(self, questions: Iterable[Question]) -> None:
+        """Compute ε; in a thread of its own, for it may take parts of a second."""
+        if len(self.known) > _MOST_KNOWN:
+            self.known = {}
+        self.known |= {question: epsilon(*question) for question in questions}
 
-    def account(self, kind: ReleaseKind, releases: int | None) -> None:
-        """Answer one of these; parts of a second."""
-        self._spent.account(self._page, kind, releases)
+    def changed_since(self, version: int) -> bytes:
+        """Return the sections that have changed since a version, as JSON; nothing where none has."""
+        new = [
+            b'"%s":%s' % (name.encode(), text) for name, (at, text) in self.encoded.items() if at > version
+        ]
+        return b'{"version":%d,%s}' % (self.version, b",".join(new)) if new else b""
 
     def listed(self, *, event: str = "", edge: str = "", text: str = "", before: int = 0) -> dict[str, Any]:
         """Return the newest events that fit, newest first; only the last updates and other events are kept."""
         gathered = self.gathered
         kept = sorted([*gathered.events, *gathered.last_updates], key=lambda one: one[0], reverse=True)
-        found = [
+        fitting = [
             {"number": number, **sections.plain(record)}
             for number, record in kept
             if (not before or number < before)
@@ -129,11 +151,11 @@ class Watch:
             and (not edge or edge in (str(record.get("edge")), record.get("edge_id")))
             and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
         ]
-        return {"events": found[:_LISTED], "more": len(found) > _LISTED, "total": gathered.number}
+        return {"events": fitting[:_LISTED], "more": len(fitting) > _LISTED, "total": gathered.number}
 
 
-def _encoded(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 # -- for all viewers ----------------------------------------------------------------------------------------
@@ -146,45 +168,35 @@ class Followed:
     watch: Watch
     viewers: int = 0
     ended: bool = False  # the server stops: no message follows
-    ready: asyncio.Event = field(default_factory=asyncio.Event)  # its sections are there
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # another one after each change
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one task at a time has the watch
-    held: threading.Lock = field(default_factory=threading.Lock)  # and one thread
 
-    async def look(self) -> None:
-        """Read what is new, to the end of what was there."""
-        before = self.watch.version
-        async with self.lock:
-            await asyncio.to_thread(self._look)
-        self.ready.set()
-        if self.watch.version != before:
-            async with self.changed:
-                self.changed.notify_all()
-
-    def _look(self) -> None:
-        with self.held:  # a thread of a viewer that has left may still be at it
+    async def look(self, most: float = math.inf) -> None:
+        """Read what is on disk in turns, to its end or until `most` seconds are over; then encode what has changed."""
+        until = time.monotonic() + most
+        self.watch.read()
+        while self.watch.behind and time.monotonic() < until:
+            await asyncio.sleep(0)
             self.watch.read()
-            self.watch.refresh()
+        if self.watch.refresh():
+            self.tell()
+
+    def tell(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
     async def follow(self) -> None:
-        try:
-            while True:
-                await self.look()
-                await asyncio.sleep(0 if self.watch.behind else PERIOD)
-        finally:
-            self.ready.set()  # a viewer that waits learns from this task what failed
+        while True:
+            await self.look(PERIOD)
+            await asyncio.sleep(0 if self.watch.behind else PERIOD)
 
     async def account(self) -> None:
-        """Compute what ε is missing, one at a time, beside the reading."""
-        await self.ready.wait()
+        """Compute what ε is missing beside the reading, which comes first."""
         while True:
-            async with self.lock:
-                missing = None if self.watch.behind else next(self.watch.unaccounted(), None)
-            if missing is None:  # or what is on record is still being read: that comes first
-                await asyncio.sleep(5 * PERIOD)
-            else:
-                await asyncio.to_thread(self.watch.account, *missing)
+            missing = [] if self.watch.behind else self.watch.missing()
+            if missing:
+                await asyncio.to_thread(self.watch.answer, missing)
+            await asyncio.sleep(0 if missing else 5 * PERIOD)
 
     async def close(self) -> None:
         ended, self.tasks = self.tasks, []
@@ -192,26 +204,24 @@ class Followed:
             task.cancel()
         await asyncio.gather(*ended, return_exceptions=True)
 
-    async def messages(self) -> AsyncIterator[str]:
+    async def messages(self) -> AsyncIterator[bytes]:
         """Yield the sections, then those that change, as server-sent events."""
         seen = -1
         while not self.ended:
             for task in self.tasks:
                 if task.done():
                     task.result()  # its error ends the stream, and the page asks again
-            async with self.lock:
-                text, version = self.watch.changed_since(seen), self.watch.version
-            if text:
+            changed, version = self.changed, self.watch.version
+            if new := self.watch.changed_since(seen):
                 seen = version
-                yield f"data: {text}\n\n"
+                yield b"data: %s\n\n" % new
                 await asyncio.sleep(PERIOD)
                 continue
             try:
-                async with asyncio.timeout(KEEP_ALIVE), self.changed:
-                    if self.watch.version == version and not self.ended:  # since the lock was released
-                        await self.changed.wait()
+                async with asyncio.timeout(KEEP_ALIVE):
+                    await changed.wait()
             except TimeoutError:
-                yield ": still here\n\n"
+                yield b": still here\n\n"
 
 
 @dataclass(slots=True)
@@ -231,9 +241,10 @@ class Following:
         self.runs.move_to_end(path)
         run.viewers += 1
         if run.viewers == 1:
-            run.tasks = [asyncio.create_task(run.follow()), asyncio.create_task(run.account())]
+            run.tasks = [asyncio.create_task(task) for task in (run.follow(), run.account())]
         try:
-            await run.ready.wait()
+            if not run.watch.encoded:
+                await run.look(PERIOD)
             yield run
         finally:
             run.viewers -= 1
@@ -243,12 +254,11 @@ class Following:
                 for path in idle[: max(0, len(idle) - KEPT)]:
                     del self.runs[path]
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Let every stream come to its end: none does by itself, and a server that stops waits for them."""
-        for run in list(self.runs.values()):
+        for run in self.runs.values():
             run.ended = True
-            async with run.changed:
-                run.changed.notify_all()
+            run.tell()
 
     async def close(self) -> None:
         for run in self.runs.values():

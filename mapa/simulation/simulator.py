@@ -7,9 +7,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,14 @@ from common.errors import ConfigurationError
 from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
 from common.models.features import cores, features_of
 from common.models.model import Features, Targets
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
-from common.randomness import CounterStreams, streams_for
+from common.randomness import CounterStreams, Purpose, streams_for
 from common.records.recorder import Journal, Recorder
 from common.records.tally import Tally
 from common.scenario.scenario import Scenario
-from common.wire.codec import encode, encode_gradient
+from common.wire.codec import decode_gradient, decode_model, encode, encode_gradient, encode_model
+from common.wire.codings.registry import EVERY, PLAIN, compress, expand
 from edge.worker import EdgeWorker, Shard, worker_for
 from mapa.budget import Say, release_caps
 from mapa.run_parts import OwnFiles, RunParts, assemble
@@ -72,20 +75,19 @@ class World(RunParts):
         )
 
     def workers(self) -> list[EdgeWorker]:
-        """Return the K edges at their beginning."""
-        scenario = self.scenario
-        return [
-            worker_for(
-                scenario,
-                self.model,
-                scenario.law(k),
-                edge_id=EdgeId(f"edge-{k}"),
-                index=k,
-                shard=Shard(self.features, self.targets, self.rows[k]),
-                streams=self.streams,
-            )
-            for k in range(scenario.workers)
-        ]
+        """Return the K edges at their beginning; those that noise alike differ in their names and shards alone."""
+        alike: dict[NoiseLaw | None, EdgeWorker] = {}
+        workers = []
+        for k, law in enumerate(self.scenario.laws()):
+            own: dict[str, Any] = {
+                "edge_id": EdgeId(f"edge-{k}"),
+                "index": k,
+                "shard": Shard(self.features, self.targets, self.rows[k]),
+            }
+            if law not in alike:
+                alike[law] = worker_for(self.scenario, self.model, law, streams=self.streams, **own)
+            workers.append(replace(alike[law], **own))
+        return workers
 
     def evaluate(
         self, records: Recorder, x: Vector, updates: int, stage: int, now: float | None = None
@@ -230,6 +232,8 @@ class _Simulation:
         self.arrivals = arrivals_for(s.delays, world.streams, s.work.releases(), s.profiles)
         self.timed = world.scenario.delays.kind != "cyclic"
         self.log: History | None = None
+        self.codes = s.every_coding != {PLAIN}
+        self.coded: dict[tuple[EdgeId, int], bytes] = {}  # gradients under way, as the log will have them
         self.stays = [f"{0:016x}"] * len(self.workers)  # the nonce of each edge's present stay
         self.returns = 0
         self.now = 0.0
@@ -260,7 +264,7 @@ class _Simulation:
         if self.log is not None:
             payload = b""
             if isinstance(event, messages.GradientArrived):
-                payload = encode_gradient(event)
+                payload = self.coded.pop((event.edge_id, event.sequence), b"") or encode_gradient(event)
             elif isinstance(event, Hello):
                 payload = encode(event)
             self.log.event(self.server, judged, payload, self.now)
@@ -292,11 +296,25 @@ class _Simulation:
         if cap is None or worker.sequence < cap:
             back = self.arrivals.away(worker.index, self.now, worker.sequence + 1)
             if back is None:
-                self.arrivals.send(worker.index, self.now, worker.receive(sent))
+                made = self.carried(worker, sent) if self.codes else worker.receive(sent)
+                self.arrivals.send(worker.index, self.now, made)
             else:
                 self.absent(worker, back)
             return
         self.receive(Leave(sent.edge_id, "budget", self.stays[worker.index]))
+
+    def carried(self, worker: EdgeWorker, sent: SendModel) -> messages.GradientArrived:
+        """Return the gradient as the cloud gets it, made on the model as the edge gets it."""
+        edge_id, size, streams = worker.edge_id, sent.model.size, self.world.streams
+        codings = self.world.scenario.codings(worker.index)
+        rng = streams.at(0, Purpose.MODEL_CODING, sent.version)
+        payload = compress(encode_model(sent), codings.models, rng)
+        made = worker.receive(decode_model(edge_id, expand(payload, EVERY, size), size))
+        rng = streams.at(worker.index, Purpose.GRADIENT_CODING, made.sequence)
+        payload = compress(encode_gradient(made), codings.gradients, rng)
+        if self.log is not None:
+            self.coded[edge_id, made.sequence] = payload
+        return decode_gradient(edge_id, expand(payload, EVERY, size), size)
 
     def absent(self, worker: EdgeWorker, back: float) -> None:
         """Let the edge leave for a while, and come back as another process would."""

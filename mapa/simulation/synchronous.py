@@ -20,6 +20,7 @@ from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite
 from common.records.recorder import Journal, Recorder
 from common.scenario.scenario import Scenario
+from common.wire.codings.registry import PLAIN
 from edge.worker import EdgeWorker
 from mapa.simulation.delays import trips_for
 from mapa.simulation.simulator import Outcome, Progress, World, interrupt_between_events, quiet_overflow
@@ -92,6 +93,11 @@ def check_synchronous_scenario(scenario: Scenario) -> None:
     if any(profile.availability is not None for profile in scenario.profiles):
         raise ConfigurationError(
             "devices.availability: a synchronous round waits for every edge; use the events engine"
+        )
+    if scenario.every_coding != {PLAIN}:
+        codings = ", ".join(sorted(scenario.every_coding))
+        raise ConfigurationError(
+            f"engine = 'synchronous': codes no messages, and compression says {codings}; use the events engine"
         )
     if scenario.weighted or scenario.privacy.pace == "own":
         raise ConfigurationError(

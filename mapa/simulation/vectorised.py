@@ -30,6 +30,7 @@ from common.quantities import EdgeId, Floats, Indices, Vector, is_finite
 from common.randomness import Purpose
 from common.records.recorder import Journal, Recorder
 from common.scenario.scenario import Scenario
+from common.wire.codings.registry import PLAIN
 from mapa.simulation.simulator import Outcome, Progress, World, interrupt_between_events, quiet_overflow
 
 
@@ -82,7 +83,7 @@ class VectorisedRun:
     def __init__(self, world: World, journal: Journal | None, blocks: bool) -> None:
         scenario = world.scenario
         self.world, self.workers, self.last = world, scenario.workers, scenario.iterations
-        self.laws = [scenario.law(k) for k in range(self.workers)]
+        self.laws = scenario.laws()
         self.records = Recorder(journal)
         self.blocks = BlockStreams(scenario.seed) if blocks else None
         self.sampler = scenario.sampler
@@ -279,6 +280,8 @@ def check_vectorised_scenario(s: Scenario, engine: str = "vectorised") -> None:
         )
     elif s.algorithm.average != "none":
         why = f"keeps no average of models, and algorithm.average = {s.algorithm.average!r}; --engine events does"
+    elif s.every_coding != {PLAIN}:
+        why = f"codes no messages, and compression says {', '.join(sorted(s.every_coding))}; --engine events does"
     elif s.delays.kind != "cyclic" or s.records.diagnostics:
         why = "needs delays.kind = 'cyclic' and no diagnostics"
     elif not isinstance(s.work, SingleStep):

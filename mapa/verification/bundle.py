@@ -38,9 +38,9 @@ from mapa.verification.untrusted_files import (
 )
 
 FORMAT = "mapa-bundle-2"
-_RUN = "run/"
+IN_BUNDLE = "run/"  # begins the names of a run's own files
 _LEDGER = re.compile(LEDGERS + r"/\d{6}\.json")
-NAMES = re.compile(f"{re.escape(MANIFEST)}|{_RUN}(?:{FILES.pattern})|{_LEDGER.pattern}")
+NAMES = re.compile(f"{re.escape(MANIFEST)}|{IN_BUNDLE}(?:{FILES.pattern})|{_LEDGER.pattern}")
 _MANIFEST_BYTES = 1 << 25
 _LEDGER_BYTES = 1 << 16
 LARGEST = (1 << 32) - 1  # bytes of a bundle
@@ -121,28 +121,28 @@ def read_zip(content: memoryview, name_pattern: re.Pattern[str]) -> ReadZip:
         raise NoBundleError("not a bundle: it neither begins nor ends like one")
     if len(content) > LARGEST:
         raise NoBundleError(f"{len(content)} bytes: a bundle has at most {LARGEST}")
-    found, frame, headers = ReadZip(), _Frame(), dict[int, str]()
+    read, frame, headers = ReadZip(), _Frame(), dict[int, str]()
     with zipfile.ZipFile(cast(IO[bytes], frame), "w") as archive:
         while (member := _member(content, frame.at)) is not None:
             name, size = member
-            known = name in found.parts or len(found.parts) == MOST_PARTS
+            known = name in read.parts or len(read.parts) == MOST_PARTS
             if known or not name_pattern.fullmatch(name) or size > len(content):
-                found.faults.append((f"{name!r:.80}", "a part with this name and size cannot be here"))
+                read.faults.append((f"{name!r:.80}", "a part with this name and size cannot be here"))
                 break
             headers[frame.at] = name
             with _open_part(archive, name, size) as part:
-                found.parts[name] = content[frame.at : frame.at + size]
+                read.parts[name] = content[frame.at : frame.at + size]
                 frame.in_part = True
-                for piece in pieces_of(found.parts[name]):
+                for piece in pieces_of(read.parts[name]):
                     part.write(piece)
                 frame.in_part = False
     odd = [at for at, data in frame.written.items() if bytes(content[at : at + len(data)]) != data]
     for owner in dict.fromkeys(headers.get(at, DIRECTORY) for at in odd):
         what = "its end or an entry" if owner == DIRECTORY else "its header or its checksum"
-        found.faults.append((owner, f"{what} is not the canonical one"))
-    if frame.at != len(content) and not found.faults:
-        found.faults.append((DIRECTORY, f"{len(content)} bytes; canonical are {frame.at}"))
-    return found
+        read.faults.append((owner, f"{what} is not the canonical one"))
+    if frame.at != len(content) and not read.faults:
+        read.faults.append((DIRECTORY, f"{len(content)} bytes; canonical are {frame.at}"))
+    return read
 
 
 def _member(content: memoryview, at: int) -> tuple[str, int] | None:
@@ -188,7 +188,7 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
             " Bundle it with --not-private"
         )
     statements = _sound(find_ledgers(run, run_of(record), given), summary)
-    parts = {f"{_RUN}{name}": content for name, content in files.contents.items()}
+    parts = {f"{IN_BUNDLE}{name}": content for name, content in files.contents.items()}
     for number, statement in enumerate(statements, start=1):
         parts[f"{LEDGERS}/{number:06d}.json"] = memoryview(canonical_json(statement.model_dump()))
     check_size(parts)
@@ -213,7 +213,6 @@ def _manifest_of(
 
 
 def _rows(parts: Mapping[str, memoryview]) -> list[dict[str, Any]]:
-    """Return name, size and SHA-256 of each part."""
     made = []
     for name, content in sorted(parts.items()):
         digest = hashlib.sha256()
@@ -260,15 +259,15 @@ def _write(out: Path, parts: Mapping[str, memoryview]) -> None:
         raise RecordsError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
-def _sound(found: FoundLedgers, summary: Mapping[str, Any]) -> list[LedgerStatement]:
+def _sound(ledgers: FoundLedgers, summary: Mapping[str, Any]) -> list[LedgerStatement]:
     """Return the statements; raise ConfigurationError if a ledger in the run's own directory contradicts the run."""
-    for why in found.faults.values():
+    for why in ledgers.faults.values():
         raise ConfigurationError(why)
     known = [row.get("edge_id") for row in rows(summary, "edges") if row.get("applied")]
-    for part, edge_id in found.others.items():
-        if known and (edge_id in known or not found.statements):
+    for part, edge_id in ledgers.others.items():
+        if known and (edge_id in known or not ledgers.statements):
             raise ConfigurationError(f"ledger {part}: of edge {edge_id}, without an account of this run")
-    return found.statements
+    return ledgers.statements
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -289,8 +288,12 @@ def read_bundle(path: Path) -> Bundle:
         checks += _check_hashes(manifest["parts"], zipped.parts)
     except ValueError as error:
         checks.append(failed("hashes", MANIFEST, str(error)))
-    of_run = {name.removeprefix(_RUN): part for name, part in zipped.parts.items() if name.startswith(_RUN)}
-    files = RunFiles(of_run, prefix=_RUN)
+    of_run = {
+        name.removeprefix(IN_BUNDLE): part
+        for name, part in zipped.parts.items()
+        if name.startswith(IN_BUNDLE)
+    }
+    files = RunFiles(of_run)
     for name, content in zipped.parts.items():
         if _LEDGER.fullmatch(name):
             try:
@@ -315,7 +318,6 @@ def _manifest(parts: Mapping[str, memoryview]) -> dict[str, Any]:
 
 
 def _check_hashes(stated: list[Any], parts: dict[str, memoryview]) -> Iterator[Check]:
-    """Check that the manifest lists these parts, with their sizes and hashes, in the order in which they are here."""
     here = _rows({name: content for name, content in parts.items() if name != MANIFEST})
     listed = {str(row.get("name")): row for row in stated if isinstance(row, dict)}
     odd = [row["name"] for row in here if listed.get(row["name"]) != row]

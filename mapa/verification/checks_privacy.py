@@ -29,7 +29,7 @@ from mapa.verification.check import (
     unlike,
 )
 from mapa.verification.checks_records import CheckedRun
-from mapa.verification.log_replay import LogReplay
+from mapa.verification.replay import LogReplay
 from mapa.verification.untrusted_files import LEDGERS, MANIFEST, SUMMARY, LedgerStatement, is_name_of
 
 _GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
@@ -52,29 +52,23 @@ class Released:
 
 def releases_shown(run: CheckedRun) -> list[Released]:
     """Return what the log proves of every edge; without one, what events.jsonl or else the summary's rows say."""
-    scenario, replay, events = run.scenario, run.replay, run.events
+    replay, events, shown = run.replay, run.events, list[Released]()
     last_edge: int | None = None
     if replay is not None:
         last_edge = replay.applied[-1].edge if replay.applied else None
-        edges, accounts = replay.tally.edges, replay.server.edges.values()
-        shown = [
-            Released(
-                k, str(account.edge_id), account.law, account.applied, edges[k].last_sequence, used, used
-            )
-            for account in sorted(accounts, key=lambda account: account.index)
-            for k, used in [(account.index, account.last_sequence)]
-        ]
+        for of in sorted(replay.server.edges.values(), key=lambda account: account.index):
+            last, used = replay.tally.edges[of.index].last_sequence, of.last_sequence
+            shown.append(Released(of.index, str(of.edge_id), of.law, of.applied, last, used, used))
     elif events is not None:
-        last_edge, shown = events.last_edge, []
+        last_edge = events.last_edge
         for k, row in sorted(events.tally.edges.items()):
             used, law = events.sequences.get(row.edge_id, 0), events.law(row.edge_id, k)
             shown.append(Released(k, row.edge_id, law, row.applied, row.last_sequence, used, used))
     else:
-        shown = []
-        for of_edge in run.files.summary["edges"]:
-            k, last = of_edge["edge"], of_edge["last_sequence"]
-            law = scenario.law(k)
-            shown.append(Released(k, of_edge["edge_id"], law, of_edge["applied"], last, last, last))
+        for stated in run.files.summary["edges"]:
+            k, last = stated["edge"], stated["last_sequence"]
+            law = run.scenario.law(k)
+            shown.append(Released(k, stated["edge_id"], law, stated["applied"], last, last, last))
     if run.simulated:
         return [_simulated(edge, run, last_edge) for edge in shown]
     if replay is not None:
@@ -110,7 +104,6 @@ def _simulated(edge: Released, run: CheckedRun, last_edge: int | None) -> Releas
 
 
 def check_privacy(run: CheckedRun) -> Iterator[Check]:
-    """Check releases, ledgers and ε."""
     released = releases_shown(run)
     yield from guarded("ledgers", LEDGERS, check_ledgers, run, released)
     yield from guarded("ε", SUMMARY, check_statement, run, released)
@@ -131,11 +124,11 @@ def check_ledgers(run: CheckedRun, released: Sequence[Released]) -> Iterator[Che
         size = ledger.kind.get("shard_size")
         if own and type(size) is int and size >= kind.shard_size:
             kind = replace(kind, shard_size=size)  # an edge's own records may be more than the run's bound
-        details = [
-            *_miscounted(ledger, edge, count, run.replay),
-            *_other_records(ledger, run),
-            *_mischarged(ledger, kind, run),
-        ]
+        details = [*_miscounted(ledger, edge, count, run.replay), *_other_records(ledger, run)]
+        fewest, most = _charged(ledger, kind, run)
+        if not fewest <= ledger.charges <= most:
+            charges = f"{ledger.charges} charges for {ledger.releases} releases"
+            details.append(f"{charges}; by the run {fewest} to {most}")
         if not own and ledger.shard != edge.index:
             details.append(f"of shard {ledger.shard}; by the run {edge.index}")
         if ledger.kind != json.loads(json.dumps(kind.fields())):
@@ -182,20 +175,17 @@ def _miscounted(
         )
 
 
-def _mischarged(ledger: LedgerStatement, kind: ReleaseKind, run: CheckedRun) -> Iterator[str]:
-    """Say where a ledger's charges are not those of its releases; with the shuffled sampler each restart adds some."""
-    fewest = most = kind.charges(ledger.releases)
-    if kind.mechanism.sampler.by_epoch:
-        if run.replay is not None:
-            most = run.replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
-        else:
-            most = max(fewest, _stated_charges(run).get(ledger.edge_id, 0))
-    if not fewest <= ledger.charges <= most:
-        yield f"{ledger.charges} charges for {ledger.releases} releases; by the run {fewest} to {most}"
+def _charged(ledger: LedgerStatement, kind: ReleaseKind, run: CheckedRun) -> tuple[int, int]:
+    """Return the fewest and the most charges of a ledger's releases: in epochs each restart adds some."""
+    fewest = kind.charges(ledger.releases)
+    if not kind.mechanism.sampler.by_epoch:
+        return fewest, fewest
+    if run.replay is not None:
+        return fewest, run.replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
+    return fewest, max(fewest, _stated_charges(run).get(ledger.edge_id, 0))
 
 
 def _stated_charges(run: CheckedRun) -> dict[str, int]:
-    """Return the charges of each edge that the statement has."""
     stated = rows(table(run.files.summary, "privacy"), "edges")
     return {str(row.get("edge_id")): row["charges"] for row in stated if type(row.get("charges")) is int}
 
@@ -247,12 +237,14 @@ def check_counts(run: CheckedRun, released: Sequence[Released]) -> Iterator[Chec
             return
         if count > edge.most:
             unknown.append(edge.edge_id)
+    source = "the log proves" if run.replay is not None else "the records show"
     if unknown:
         told = f"of {', '.join(unknown)[:200]}: only a log or their ledgers can show them"
         yield not_checked("releases", SUMMARY, told)
-        return
-    source = "the log proves" if run.replay is not None else "the records show"
-    yield passed("releases", SUMMARY, f"as many as {source}, with what may have been under way at the end")
+    else:
+        yield passed(
+            "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
+        )
 
 
 def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[Check]:
@@ -261,15 +253,13 @@ def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[C
     if not isinstance(stated := summary.get("privacy"), dict):
         raise NotCheckedError("the run states no guarantee: its accounting was interrupted")
     sizes, own = shard_sizes(run)
-    counted = [*check_counts(run, released)]
-    yield from counted
+    yield from (counted := [*check_counts(run, released)])
     if any(check.status is Status.FAILED for check in counted):
         return
     odd = [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]
     if run.simulated and odd:
-        named = ", ".join(odd)[:200]
-        told = f"{named}: noised otherwise than the scenario says, which simulated edges cannot"
-        yield failed("ε", SUMMARY, told)
+        told = "noised otherwise than the scenario says, which simulated edges cannot"
+        yield failed("ε", SUMMARY, f"{', '.join(odd)[:200]}: {told}")
         return
     starts: Starts | None = None if run.simulated or replay is None else replay.restarts
     if not run.simulated and replay is None and scenario.sampler.by_epoch:
@@ -278,10 +268,8 @@ def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[C
         if missing := ", ".join(edge.edge_id for edge in released if edge.edge_id not in here)[:200]:
             told = f"of {missing}: each restart begins an epoch, and only a log or --ledger shows it"
             yield not_checked("charges", SUMMARY, told)
-    edges = [
-        (edge.index, edge.edge_id, edge.law, sizes[edge.index], count)
-        for edge, count in zip(released, summary["releases"], strict=True)
-    ]
+    counts = zip(released, summary["releases"], strict=True)
+    edges = [(edge.index, edge.edge_id, edge.law, sizes[edge.index], count) for edge, count in counts]
     again = privacy_of(scenario, edges, starts, least_records(scenario) if own else None)
     if wrong := unlike(stated, json.loads(json.dumps(again)), "privacy", TOLERANCE):
         yield failed("ε", SUMMARY, wrong)

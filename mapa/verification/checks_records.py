@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, cast
 
-import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from cloud.metrics import DROPPED, REFUSALS
@@ -27,7 +26,7 @@ from common.metrics import Metric
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
-from common.quantities import Vector, is_finite
+from common.quantities import is_finite
 from common.records.directory import RunDirectory
 from common.records.gradient_log import LARGEST_BODY
 from common.records.recorder import MOST_REFUSALS, Journal, Recorder
@@ -38,7 +37,7 @@ from mapa.cloud_run import CloudRun
 from mapa.recording import ENGINES, network, summarise, write_manifest
 from mapa.run_parts import RunParts
 from mapa.verification.check import Check, UnreadableError, claimed, failed, judged, passed, unlike
-from mapa.verification.log_replay import LogReplay
+from mapa.verification.replay import LogReplay, difference
 from mapa.verification.untrusted_files import EVENTS, MANIFEST, MODEL, SUMMARY, RunFiles
 
 _FACTS: dict[object, TypeAdapter[Fact]] = {
@@ -50,7 +49,7 @@ _LONG = 2**63  # sequences and versions lie below
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
 _ANYBODY = ("stranger", "after-halt")  # refusals of who never joined
 _UNWRITTEN = "stranger"  # refusals that never have a line
-_SHOWN = 20  # unknown keys that have a row each
+_SHOWN = 20  # unknown keys that are named
 _OF_ORIGIN = ("versions", "machine", "started", "started_by", "samples", "data", "shard_sizes")
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,6 +59,7 @@ class _Row(BaseModel, strict=True):
     """What is the same in a row for an edge and for an evaluation: numbers that are computed with."""
 
     updates: _Count = 0
+    stage: _Count = 0
     edge: _Count = 0
     applied: _Count = 0
     last_sequence: Annotated[int, Field(ge=0, lt=_LONG)] = 0
@@ -82,7 +82,7 @@ class _Stated(BaseModel, strict=True):
 
 @dataclass
 class CheckedRun:
-    """A run, and what has been found out about it so far."""
+    """A run, and what is known of it so far."""
 
     files: RunFiles
     scenario: Scenario
@@ -122,15 +122,14 @@ class _Draft(RunDirectory):
 
 def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each key whose value is not the expected one, what is wrong."""
-    unknown = [key for key in stated if key not in expected]
-    wrong = {key: f"unknown key {key!r:.200}" for key in unknown[:_SHOWN]}
-    if len(unknown) > _SHOWN:
-        wrong[unknown[_SHOWN]] = f"and {len(unknown) - _SHOWN} more unknown keys"
+    wrong = {}
+    if unknown := [key for key in stated if key not in expected]:
+        wrong[unknown[0]] = f"{len(unknown)} unknown keys: {', '.join(map(repr, unknown[:_SHOWN])):.300}"
     for key, value in expected.items():
         if key not in stated:
             wrong[key] = f"{key} is missing; recomputed {value!r:.100}"
-        elif difference := unlike(stated[key], value, key):
-            wrong[key] = difference
+        elif differs := unlike(stated[key], value, key):
+            wrong[key] = differs
     return wrong
 
 
@@ -144,16 +143,15 @@ def manifest_as_written(run: CheckedRun) -> Iterator[Check]:
     origin = {key: stated[key] for key in _OF_ORIGIN if key in stated}
     wrong = _differences(stated, draft.documents[MANIFEST] | origin)
     yield from judged("fields", MANIFEST, wrong.values(), "as this version writes it for the scenario")
-    yield claimed(
-        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
-    )
+    told = "versions, machine, start, and the data set's checksum: nothing can show them"
+    yield claimed("origin", MANIFEST, told)
 
 
 # -- events.jsonl --------------------------------------------------------------------------------------------
 
 
 class RecordedEvents:
-    """The lines of a run, recorded again by a real recorder."""
+    """The lines of a run, recorded again."""
 
     def __init__(self, run: CheckedRun) -> None:
         self.scenario, self.engine, self.simulated = run.scenario, run.engine, run.simulated
@@ -173,7 +171,6 @@ class RecordedEvents:
         self._time = 0.0
 
     def write(self, text: str, /) -> None:
-        """Take a line of the recorder."""
         self.written = text
 
     @property
@@ -209,7 +206,7 @@ class RecordedEvents:
         match line.get("event"):
             case "evaluated":
                 evaluation = _evaluation({**line, "updates": line["t"]}, self.metrics)
-                if evaluation.stage not in self._stages(evaluation.updates):
+                if evaluation.stage not in _stages_after(evaluation.updates, self.tally):
                     return f"stage = {evaluation.stage!r:.40} after {evaluation.updates} updates"
                 recorder.evaluated(evaluation, time)
             case "halted":
@@ -259,13 +256,6 @@ class RecordedEvents:
             self.times = [*self.times[:1], time]
         return ""
 
-    def _stages(self, updates: int) -> set[int]:
-        """Return the stage of the last update, and that which was opened behind it; an algorithm may open none."""
-        if not self.tally.stages:
-            return {0, 1}
-        of_updates = {0: 0} | {row["t"]: row["stage"] for row in self.tally.stages}
-        return {of_updates[max(t for t in of_updates if t <= most)] for most in (updates, updates + 1)}
-
     def _follows(self, fact: Fact) -> str:
         """Say where a fact that no log shows contradicts those before it."""
         known = self.tally.edges.get(fact.edge) if isinstance(fact, GradientApplied | EdgeGone) else None
@@ -308,6 +298,14 @@ class RecordedEvents:
         if (joined.noise, given) == (own.name, own.parameters):
             return own
         return noise_law(joined.noise, given)
+
+
+def _stages_after(updates: int, tally: Tally) -> set[int]:
+    """Return the stage of the last update, and that which was opened behind it; an algorithm may open none."""
+    if not tally.stages:
+        return {0, 1}
+    of_updates = {0: 0} | {row["t"]: row["stage"] for row in tally.stages}
+    return {of_updates[max(t for t in of_updates if t <= most)] for most in (updates, updates + 1)}
 
 
 def has_record(fact: Fact) -> bool:
@@ -508,6 +506,10 @@ def _impossible(run: CheckedRun, own: _Stated) -> dict[str, str]:
         wrong["evaluations"] = f"evaluations after {at!r:.80} updates of {updates!r:.40}"
     elif odd := [t for t in at if t != updates and (not every or t % every)]:
         wrong["evaluations"] = f"evaluations after {odd!r:.80} updates: by the scenario every {every}"
+    elif run.replay is not None:
+        of = [row for row in own.evaluations if row.stage not in _stages_after(row.updates, run.replay.tally)]
+        if of:
+            wrong["evaluations"] = f"stage = {of[0].stage} after {of[0].updates} updates"
     return wrong
 
 
@@ -521,8 +523,8 @@ def _claims(run: CheckedRun) -> Iterator[Check]:
             ("summary", "updates, staleness, stages and edges: there is neither log nor events.jsonl")
         )
     written = events is not None and not events.some_not_written
-    logged = USED_UP if run.replay is not None else ()
-    if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in logged]:
+    shown = USED_UP if run.replay is not None else ()
+    if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in shown]:
         told.append(("refusals", f"{', '.join(rest)}: refusals that changed nothing and have no line"))
     if count := len(stated["evaluations"]):
         why = "they need the data set; `mapa replay` has it"
@@ -562,15 +564,3 @@ def check_model(run: CheckedRun) -> Iterator[Check]:
         return
     yield from (failed("model", MODEL, detail) for detail in wrong)
     yield claimed("model", MODEL, "every number of the final model: without a log nothing is replayed")
-
-
-def difference(x: Vector, replayed: Vector) -> str:
-    """Say how two models differ; '' where every bit is the same."""
-    if x.shape != replayed.shape:
-        return f"{x.size} numbers, the replay has {replayed.size}"
-    unequal = np.flatnonzero(x.view(np.uint32) != np.ascontiguousarray(replayed, np.float32).view(np.uint32))
-    if not len(unequal):
-        return ""
-    with np.errstate(over="ignore", invalid="ignore"):
-        largest = float(np.abs(x.astype(np.float64) - replayed).max())
-    return f"{len(unequal)} of {x.size} numbers differ, the largest difference is {largest:g}"

@@ -134,8 +134,6 @@ class LedgerStatement(BaseModel):
 
 @dataclass(slots=True)
 class FoundLedgers:
-    """The ledgers of a run that are here."""
-
     statements: list[LedgerStatement] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)  # file → edge: in RUN/state, without this run
     faults: dict[str, str] = field(default_factory=dict)  # file → why a ledger in RUN/state cannot be read
@@ -151,24 +149,24 @@ def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
 
     Raise ConfigurationError if a given directory has no ledger with this run, or one that cannot be read.
     """
-    found, by_edge = FoundLedgers(), dict[str, LedgerStatement]()
+    ledgers, by_edge = FoundLedgers(), dict[str, LedgerStatement]()
     for ledger in _ledgers_below(path / "state"):
         try:
             edge_id, of_run = _statements(ledger, run, below=path)
         except ConfigurationError as error:
-            found.faults[str(ledger)] = str(error)
+            ledgers.faults[str(ledger)] = str(error)
             continue
         by_edge |= of_run
         if not of_run:
-            found.others[str(ledger)] = edge_id
+            ledgers.others[str(ledger)] = edge_id
     for directory in given:
         below = [_statements(ledger, run, below=directory)[1] for ledger in _ledgers_below(directory)]
         if not any(below):
             raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
         for of_run in below:
             by_edge |= of_run
-    found.statements = [by_edge[edge_id] for edge_id in sorted(by_edge)]
-    return found
+    ledgers.statements = [by_edge[edge_id] for edge_id in sorted(by_edge)]
+    return ledgers
 
 
 def _ledgers_below(directory: Path) -> list[Path]:
@@ -192,7 +190,6 @@ class RunFiles:
 
     contents: dict[str, memoryview]
     ledgers: FoundLedgers = field(default_factory=FoundLedgers)
-    prefix: str = ""  # of these names in a bundle
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents

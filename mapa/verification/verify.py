@@ -15,8 +15,8 @@ from common.own_code import only_code
 from common.records.directory import FORMAT, run_of, versions
 from common.records.layout import keeps_gradients
 from mapa.recording import ENGINES, NETWORKED
-from mapa.verification import checks_records, log_replay
-from mapa.verification.bundle import Bundle, check_claims, read_bundle
+from mapa.verification import checks_records, replay
+from mapa.verification.bundle import IN_BUNDLE, Bundle, check_claims, read_bundle
 from mapa.verification.check import (
     Check,
     NotCheckedError,
@@ -28,7 +28,6 @@ from mapa.verification.check import (
 )
 from mapa.verification.checks_privacy import check_privacy
 from mapa.verification.checks_records import CheckedRun
-from mapa.verification.log_replay import LogReplay
 from mapa.verification.untrusted_files import (
     EVENTS,
     MANIFEST,
@@ -42,6 +41,7 @@ from mapa.verification.untrusted_files import (
 )
 
 _LONGEST = 200  # characters of a package's name or version
+_MADE_BY = ("mapa-testbed", "python", "numpy")
 
 
 def verify(
@@ -51,54 +51,50 @@ def verify(
 
     `unlogged`: a run without a gradient log may pass.
     """
-    if path.is_dir():
-        bundle, files = None, of_directory(path)
+    with only_code(allowed):
+        if not path.is_dir():
+            return list(_of_bundle(read_bundle(path), unlogged=unlogged))
+        files = of_directory(path)
         run = None  # which accounts are this run's cannot be told, and the check of the manifest fails
         with suppress(UnreadableError, ConfigurationError):
             run = run_of(files.manifest)
         if run is not None:
             files.ledgers = find_ledgers(path, run, ledgers)
-    else:
-        bundle = read_bundle(path)
-        files = bundle.files
-    with only_code(allowed):
-        return list(_checks(files, bundle, unlogged=unlogged))
+        faults = [failed("ledgers", part, why) for part, why in files.ledgers.faults.items()]
+        return [*faults, *_of_run(files, unlogged=unlogged)]
 
 
-def _checks(files: RunFiles, bundle: Bundle | None, *, unlogged: bool) -> Iterator[Check]:
-    """Yield every check, each whatever became of those before it."""
-    if bundle is not None:
-        yield from bundle.checks
-        if bundle.manifest:
-            yield from guarded("manifest", MANIFEST, check_claims, bundle)
-    yield from (failed("ledgers", part, why) for part, why in files.ledgers.faults.items())
-    for check in _of_run(files, unlogged=unlogged):
-        in_bundle = bundle is not None and check.part in files
-        yield replace(check, part=f"{files.prefix}{check.part}") if in_bundle else check
+def _of_bundle(bundle: Bundle, *, unlogged: bool) -> Iterator[Check]:
+    yield from bundle.checks
+    if bundle.manifest:
+        yield from guarded("manifest", MANIFEST, check_claims, bundle)
+    for check in _of_run(bundle.files, unlogged=unlogged):
+        yield replace(check, part=f"{IN_BUNDLE}{check.part}") if check.part in bundle.files else check
 
 
 def _of_run(files: RunFiles, *, unlogged: bool) -> Iterator[Check]:
+    """Yield every check, each whatever became of those before it."""
     yield from guarded("scenario", MANIFEST, _scenario, files)
     yield from guarded("versions", MANIFEST, _versions, files)
     try:
-        run = CheckedRun(files, log_replay.scenario_of(files.manifest))
+        run = CheckedRun(files, replay.scenario_of(files.manifest))
     except Exception:  # untrusted records: the check of the scenario has said why
         run = None
     due = bool(files.segments) and _is_log_due(files)
     if due or START_OF_LOG in files:
-        yield from guarded("log", "log", log_replay.log_in_order, files)
+        yield from guarded("log", "log", replay.log_in_order, files)
         if due:
             yield from guarded("checkpoint", START[0], _checkpoint, files)
         yield from guarded("replay", "log", _replay, run)
         if run is not None and run.replay is not None:
-            yield from guarded("continuity", "log", log_replay.continuity, run.replay)
+            yield from guarded("continuity", "log", replay.continuity, run.replay)
     else:
         yield from guarded("log", "log", _no_log, files, unlogged)
     if run is None:
         return
     if run.replay is None:
         with suppress(NotCheckedError, UnreadableError):  # without it, what needs it is claimed
-            run.model = log_replay.model_of(run.scenario, files.manifest)
+            run.model = replay.model_of(run.scenario, files.manifest)
     yield from guarded("fields", MANIFEST, checks_records.manifest_as_written, run)
     yield from guarded("events", EVENTS, checks_records.check_events, run)
     yield from guarded("end", SUMMARY, checks_records.check_end, run)
@@ -121,7 +117,7 @@ def _scenario(files: RunFiles) -> Iterator[Check]:
     if engine not in (*ENGINES, *NETWORKED):
         wrong.append(f"engine = {engine!r:.40}: no engine of this version")
     yield from (failed("scenario", MANIFEST, detail) for detail in wrong)
-    if log_replay.scenario_of(manifest).digest != written:
+    if replay.scenario_of(manifest).digest != written:
         yield failed("scenario", MANIFEST, "the scenario is not in its canonical form")
     elif not wrong:
         yield passed("scenario", MANIFEST, f"SHA-256 {written[:16]}…")
@@ -136,29 +132,27 @@ def _versions(files: RunFiles) -> Iterator[Check]:
         wrong = f"format = {form!r:.40}; this version reads {FORMAT} alone"
     elif not all(isinstance(one, str) and 0 < len(one) <= _LONGEST and one.isprintable() for one in texts):
         wrong = f"versions = {stated!r:.100}: not names with a version each"
-    elif missing := [name for name in ("mapa-testbed", "python", "numpy") if name not in texts[::2]]:
+    elif missing := [name for name in _MADE_BY if name not in texts[::2]]:
         wrong = f"versions: {', '.join(missing)} missing"
     if wrong:
         yield failed("versions", MANIFEST, wrong)
         return
-    named: dict[str, str] = files.manifest["versions"]
-    own = versions()
-    other = [name for name in ("mapa-testbed", "numpy") if own[name] != named[name]]
-    here = ", ".join(f"{name} {own[name]}" for name in other) or "the same"
-    made = f"mapa-testbed {named['mapa-testbed']}, numpy {named['numpy']}"
-    yield passed("versions", MANIFEST, f"as stated, {made}; here {here}")
+    named, own = files.manifest["versions"], versions()
+    made = ", ".join(f"{name} {named[name]}" for name in _MADE_BY[::2])
+    here = ", ".join(f"{name} {own[name]}" for name in _MADE_BY[::2] if own[name] != named[name])
+    yield passed("versions", MANIFEST, f"as stated, {made}; here {here or 'the same'}")
 
 
 def _checkpoint(files: RunFiles) -> Iterator[Check]:
-    log_replay.first_state(files)
+    replay.first_state(files)
     yield passed("checkpoint", START[0], "the cloud at t = 1 is whole, with its checksums")
 
 
 def _replay(run: CheckedRun | None) -> Iterator[Check]:
     if run is None:
         raise NotCheckedError("the scenario cannot be read here: see above")
-    start = log_replay.start_of(run.files, run.scenario)
-    run.replay, run.model = LogReplay.of(run.files, start), start.model
+    start = replay.start_of(run.files, run.scenario)
+    run.replay, run.model = replay.LogReplay.of(run.files, start), start.model
     first = "x₁ follows from the scenario" if start.derived else "x₁ as the first checkpoint has it"
     updates, algorithm = run.replay.server.updates, run.scenario.algorithm.name
     yield passed("replay", "log", f"taken again to t = {updates} by {algorithm}; {first}")

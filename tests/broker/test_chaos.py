@@ -53,6 +53,17 @@ def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # what passed is not kept
 
 
+def test_a_run_with_int8_both_ways_is_killed_resumed_and_verified(tmp_path: Path) -> None:
+    """Ledger and log keep the coded bytes: resends are the same, and the replay has the very values."""
+    coded = ("--set", "compression.gradients=int8", "--set", "compression.models=int8")
+    code, said = chaos(
+        tmp_path, *coded, "--edges", "2", "--iterations", "200", "--kills", "2", "--runs", "1", "--seed", "5"
+    )
+    assert code == 0, said
+    assert said.count("kill cloud at") >= 2
+    assert len(re.findall(r"= distinct; mapa verify: \d+ checks passed", said)) == 1
+
+
 def tried(tmp_path: Path, plan: TrialPlan, faults: Sequence[Fault] = ()) -> TrialOutcome:
     return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, in_processes).outcome()
 

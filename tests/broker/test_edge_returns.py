@@ -31,7 +31,7 @@ from tests.broker.testbed_support import (
     open_testbed,
     scenario,
 )
-from tests.program_support import ROOT, eventually, run_mapa
+from tests.program_support import ROOT, eventually, run_mapa, run_program
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 RUN: RunId = run_id("test")
@@ -133,15 +133,7 @@ def test_a_full_disk_under_its_ledger_ends_an_edge_with_nothing_released_that_wa
     wire = connect(mosquitto, "wire", "mapa/v1/test/edge/+/gradient")
     with open_testbed(mosquitto.address, tmp_path, scenario(edges=2, iterations=10**6)) as bed:
         command = program(bed, FULL, "edge")
-        ended = subprocess.run(
-            command,
-            env=one_thread_each(),
-            cwd=ROOT,
-            timeout=PATIENCE,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        ended = run_program(*command)
         assert ended.returncode == 1, ended.stderr
         assert "nothing more is released" in ended.stderr
         bed.wait(lambda: left(bed) == ["failed"])

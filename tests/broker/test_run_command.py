@@ -134,6 +134,8 @@ def test_a_halt_said_while_the_broker_is_away_reaches_the_edges_when_it_is_back(
 def test_edges_are_spread_evenly_over_processes() -> None:
     assert edge_counts(20, 8) == [3, 3, 3, 3, 2, 2, 2, 2]
     assert edge_counts(3, 8) == [1, 1, 1]
+    assert sum(edge_counts(20)) == 20
+    assert len(edge_counts(20)) <= 8
 
 
 def test_an_observer_on_the_broker_sees_enough_to_attack_what_is_not_private(

@@ -27,11 +27,7 @@ LONG = ("quickstart", "--set", "iterations=1000000", "--edges", "4", "--processe
 PATIENT = (
     sys.executable,
     "-c",
-    "from mapa import cli, process_run\n"
-    "edges, leave = process_run.EdgeProcesses, process_run.EdgeProcesses.__exit__\n"
-    "def patient(self, *why): self.patience = 1e6 if self.patience else 0.0; leave(self, *why)\n"
-    "edges.__exit__ = patient\n"
-    "cli.main()",
+    "from mapa import cli, process_run\nprocess_run._GRACE = 1e6\ncli.main()",
 )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +17,7 @@ from common.algorithms import algorithm_names, describe
 from common.noise.gaussian import Gaussian
 from common.problem import Problem
 from common.quantities import NoisyGradient, Vector
+from tests.program_support import run_program
 
 OWN = (
     "tests.algorithms.fedbuff:FedBuff",
@@ -108,14 +107,8 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads() -> None:
     said = []
     for threads in ("1", "2"):
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads)
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, **counts},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run_program(sys.executable, "-c", program, env={**os.environ, **counts})
+        assert done.returncode == 0, done.stderr
         said.append(done.stdout.split())
     assert len(said[0]) == len(ALL)
     assert said[0] == said[1]

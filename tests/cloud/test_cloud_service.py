@@ -24,13 +24,16 @@ from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.records.recorder import Journal, Recorder
 from common.records.tally import Evaluation
 from common.transport.channel import Bytes
+from common.wire import v1
 from common.wire.codec import (
     decode_answer,
     decode_halt,
+    decode_model,
     decode_presence,
     encode,
     encode_gradient,
 )
+from common.wire.codings.registry import EVERY, compress, expand
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
 from edge.session import EdgeSession, Phase
 from mapa.run_view import describe
@@ -579,3 +582,40 @@ def test_a_cloud_says_who_is_here_and_edges_that_start_slowly_are_waited_for() -
     late.hello("a")
     late.broker.advance(1.1)  # ten times as long, and no longer
     assert late.begun()
+
+
+# -- coded messages ---------------------------------------------------------------------------------------
+
+
+def test_a_coded_gradient_counts_as_one_where_the_run_codes_and_is_dropped_where_it_does_not() -> None:
+    for changes, taken in ({"compression": {"gradients": "int8"}}, True), ({}, False):
+        bed = begun({"edges": 1, **changes})
+        sent = np.full(bed.service.server.model.size, 1e-3, np.float32)
+        sensitivity = bed.service.scenario.problem.first_clip * 2 / bed.service.scenario.batch_size  # type: ignore[operator]
+        arrived = GradientArrived(EdgeId("a"), 1, 1, sensitivity, NoisyGradient(sent), LIFE)
+        payload = compress(encode_gradient(arrived), "int8", np.random.default_rng(0))
+        bed.send("a", EdgeTopic.GRADIENT, payload)
+        assert (bed.service.server.updates, bed.service.dropped["gradient"]) == ((1, 0) if taken else (0, 1))
+        scale = v1.HEADER_BYTES
+        bed.send("a", EdgeTopic.GRADIENT, payload[:scale] + b"\xff\xff\xff\xff" + payload[scale + 4 :])
+        assert bed.service.dropped["gradient"] == (1 if taken else 2)
+
+
+def test_a_hello_may_ask_for_a_coding_that_the_run_offers_and_a_version_is_always_the_same_bytes() -> None:
+    bed = Bed({"edges": 2, "compression": {"offered": ["int8"]}, "testbed": {"edges_at_least": 2}})
+    models: dict[str, list[bytes]] = {"a": [], "b": []}
+    for edge, kept in models.items():
+        bed.edge.subscribe(
+            edge_topic(RUN, EdgeId(edge), EdgeTopic.MODEL), lambda _, p, kept=kept: kept.append(p)
+        )
+    asked, plain = bed.hello("a", coding="int8"), bed.hello("b")
+    assert isinstance(asked, Welcome)
+    assert isinstance(plain, Welcome)
+    assert asked.scenario["compression"] == {"gradients": "int8", "models": "int8"}
+    assert "compression" not in plain.scenario
+    bed.hello("a", coding="int8")
+    (first, again), (other,) = models["a"], models["b"]
+    assert first == again
+    assert len(other) / len(first) > 1.5  # a small model
+    x = decode_model(EdgeId("a"), expand(first, EVERY), bed.service.server.model.size).model
+    np.testing.assert_allclose(x, bed.service.server.model, atol=1e-2)

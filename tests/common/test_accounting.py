@@ -1,4 +1,4 @@
-"""Totals equal dp-accounting's, computed here by another road; pure composition is KOV's."""
+"""A total is that of its releases, by every method that applies; pure composition is KOV's."""
 
 from __future__ import annotations
 
@@ -16,53 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.accounting import pure
-from common.accounting.gaussian import GaussianReleases
+from common.accounting.gaussian import GaussianReleases, pld, rdp
 from common.accounting.pure import PureReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import ORDERS, Total, odometer, total
 from common.errors import ConfigurationError
-from common.mechanism.clipping import Clipping
-from common.mechanism.guarantee import Scope
-from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import Sampler
+from common.mechanism.guarantee import Adjacency, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.law import NoiseLaw
-from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT
+from tests.mechanism_support import BATCH_MEAN, POISSON, SHUFFLED, WITH_REPLACEMENT
+from tests.mechanism_support import release_kind as kind
 
 DELTA = 1e-5
-RELATION = dp_accounting.NeighboringRelation
-
-
-def kind(
-    law: NoiseLaw | None,
-    batch_size: int = 12,
-    shard_size: int = 1200,
-    sampling: Sampler = POISSON,
-    clipping: Clipping = PER_SAMPLE,
-    scope: Scope = Scope.ALL,
-) -> ReleaseKind:
-    return ReleaseKind(Mechanism(law, batch_size, sampling, clipping, scope=scope), shard_size)
 
 
 def of(releases: int, this: ReleaseKind) -> list[Spent]:
     return [Spent(this, this.charges(releases))]
-
-
-def accountants(event: object, relation: object = RELATION.REPLACE_SPECIAL) -> tuple[float, float]:
-    rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(DELTA)
-    pld = dp_accounting.pld.PLDAccountant(relation).compose(event).get_epsilon(DELTA)
-    return rdp, pld
-
-
-def plain(noise_multiplier: float, count: int) -> object:
-    return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), count)
-
-
-def sampled(noise_multiplier: float, rate: float, count: int) -> object:
-    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
-    return dp_accounting.SelfComposedDpEvent(event, count)
 
 
 # -- Gaussian releases -------------------------------------------------------------------------------
@@ -72,41 +42,42 @@ MEAN = kind(Gaussian(36.0), clipping=BATCH_MEAN)
 
 
 @pytest.mark.parametrize(
-    ("this", "releases", "event"),
+    ("this", "releases", "alike"),
     [
-        pytest.param(kind(Gaussian(1.2)), 500, sampled(1.2, 0.01, 500), marks=pytest.mark.slow),
-        pytest.param(
-            kind(Gaussian(3.82), 1024, 12000), 470, sampled(3.82, 1024 / 12000, 470), marks=pytest.mark.slow
+        (kind(Gaussian(1.2)), 500, GaussianReleases(1.2, 0.01, 500)),
+        (kind(Gaussian(3.82), 1024, 12000), 470, GaussianReleases(3.82, 1024 / 12000, 470)),
+        (MEAN, 100, GaussianReleases(36.0 / 24, 0.01, 100)),
+        (kind(Gaussian(3.0), 100, 100), 4, GaussianReleases(3.0, 1.0, 4)),  # a rate of one is not amplified
+        *(
+            (EPOCH, n, GaussianReleases(5.0, 1.0, epochs))
+            for n, epochs in ((1, 1), (10, 1), (11, 2), (30, 3), (31, 4))
         ),
-        pytest.param(MEAN, 100, sampled(36.0 / 24, 0.01, 100), marks=pytest.mark.slow),
-        (kind(Gaussian(3.0), 100, 100), 4, plain(3.0, 4)),  # a rate of one is not amplified
-        *((EPOCH, n, plain(5.0, epochs)) for n, epochs in ((1, 1), (10, 1), (11, 2), (30, 3), (31, 4))),
     ],
 )
-def test_totals_equal_dp_accounting(this: ReleaseKind, releases: int, event: object) -> None:
+def test_a_total_is_that_of_releases_by_multiplier_rate_and_count(
+    this: ReleaseKind, releases: int, alike: GaussianReleases
+) -> None:
     ours = total(of(releases, this), DELTA)
-    rdp, pld = accountants(event)
-    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
+    assert (ours.rdp, ours.pld) == (rdp(alike, DELTA), pld(alike, DELTA, Adjacency.ZERO_OUT))
     assert (ours.method, ours.epsilon) == ("pld", ours.pld)
 
 
-@pytest.mark.slow
-def test_replace_one_takes_the_zero_out_multiplier_since_dp_accounting_doubles_the_move_itself() -> None:
+def test_replace_one_takes_the_zero_out_multiplier_of_a_sampled_release_and_half_of_it_without_sampling() -> (
+    None
+):
     ours = total(of(200, kind(Gaussian(1.2))), DELTA)
-    event = sampled(1.2, 0.01, 200)
-    pld = dp_accounting.pld.PLDAccountant(RELATION.REPLACE_ONE).compose(event).get_epsilon(DELTA)
-    assert ours.replace_one == pytest.approx(pld, abs=1e-6)
+    assert ours.replace_one == pld(GaussianReleases(1.2, 0.01, 200), DELTA, Adjacency.REPLACE_ONE)
     # at q → 1 it must meet the plain Gaussian whose sensitivity is 2C/b
     nearly = total(of(3, kind(Gaussian(4.0), 1199, 1200)), DELTA)
     whole = total(of(3, kind(Gaussian(4.0), 1200, 1200)), DELTA)
     assert nearly.replace_one == pytest.approx(whole.replace_one, rel=1e-2)
-    assert whole.replace_one == pytest.approx(accountants(plain(2.0, 3))[1], abs=1e-6)
+    assert whole.replace_one == pld(GaussianReleases(2.0, 1.0, 3), DELTA, Adjacency.ZERO_OUT)
 
 
 def test_with_replacement_a_record_can_fill_the_batch() -> None:
-    ours = total(of(2, kind(Gaussian(60.0), sampling=WITH_REPLACEMENT)), DELTA)
-    assert ours.pld == pytest.approx(accountants(plain(60.0 / 12, 2))[1], abs=1e-6)
-    assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
+    ours = total(of(2, kind(Gaussian(60.0), sampler=WITH_REPLACEMENT)), DELTA)
+    assert ours.pld == pld(GaussianReleases(60.0 / 12, 1.0, 2), DELTA, Adjacency.ZERO_OUT)
+    assert ours.replace_one == pld(GaussianReleases(60.0 / 24, 1.0, 2), DELTA, Adjacency.ZERO_OUT)
 
 
 def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:
@@ -150,10 +121,6 @@ def test_a_mechanism_without_a_guarantee_has_no_finite_epsilon_and_says_why(
     assert ours.epsilon == math.inf
     assert not ours.is_private
     assert reason in ours.reason
-
-
-def test_a_gaussian_release_has_no_pure_epsilon() -> None:
-    assert total(of(1, kind(Gaussian(9.0))), 0.0).epsilon == math.inf
 
 
 def test_a_batch_larger_than_the_shard_is_refused_unless_drawn_with_replacement() -> None:
@@ -311,7 +278,8 @@ def test_amplification_never_costs_and_never_overflows(epsilon: float, rate: flo
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    monkeypatch.delitem(sys.modules, "common.accounting.renyi", raising=False)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'mapa-testbed\[privacy\]'"):
         total(of(17, kind(Gaussian(1.2345))), DELTA)
 

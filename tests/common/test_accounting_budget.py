@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import dp_accounting
 import pytest
 
 from common.accounting import gaussian
 from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_messages
+from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
 from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Adjacency
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.noise.exponential_norm import ExponentialNorm
@@ -21,12 +21,9 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT, truncated
+from tests.mechanism_support import release_kind as kind
 
 BUDGET = Budget(2.0, 1e-5)
-
-
-def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampler = POISSON) -> ReleaseKind:
-    return ReleaseKind(Mechanism(law, b, sampling), n)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +64,14 @@ def test_a_release_that_costs_next_to_nothing_is_permitted_as_often_as_anybody_c
     assert max_charges(BUDGET, kind(Gaussian(200.0), 1, 60_000)) == MOST_CHARGES
 
 
-@pytest.mark.slow
 def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> None:
     releases, b, n = 470, 1024, 12_000
     z = calibrate(BUDGET, Mechanism(None, b), releases=releases, shard_size=n)
-    event = dp_accounting.PoissonSampledDpEvent(b / n, dp_accounting.GaussianDpEvent(z))
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
-    spent = accountant.compose(event, releases).get_epsilon(BUDGET.delta)
+    spent = gaussian.pld(GaussianReleases(z, b / n, releases), BUDGET.delta, Adjacency.ZERO_OUT)
     assert 2.0 * (1 - 1e-3) <= spent <= 2.0
     assert max_charges(BUDGET, kind(Gaussian(z), b, n)) == releases
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "clipping"),
     [
@@ -114,8 +107,8 @@ def test_a_budget_beyond_what_pld_is_asked_for_never_asks_pld_there(
     """At ε = 1000 one question takes PLD minutes, and `total` would not ask it: nor does the calibration."""
     asked: list[float] = []
 
-    def pld(groups: Sequence[gaussian.GaussianReleases], delta: float, *_: object) -> float:
-        asked.append(gaussian.rdp([replace(group, truncation=None) for group in groups], delta))
+    def pld(releases: GaussianReleases, delta: float, *_: object) -> float:
+        asked.append(gaussian.rdp(replace(releases, truncation=None), delta))
         return asked[-1]
 
     monkeypatch.setattr(gaussian, "pld", pld)

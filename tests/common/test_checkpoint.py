@@ -65,16 +65,22 @@ def test_a_checkpoint_that_is_no_file_or_nested_too_deeply_gives_way(tmp_path: P
     assert "not a regular file" in said[1]
 
 
-@pytest.mark.parametrize("point", ["checkpoint-half", "checkpoint-written"])
-def test_what_ends_in_the_midst_of_a_checkpoint_leaves_the_one_before(tmp_path: Path, point: str) -> None:
-    def fault(reached: str) -> None:
-        if reached == point:
+@pytest.mark.parametrize("last", ["arrays.safetensors", "state.json"])
+def test_what_ends_in_the_midst_of_a_checkpoint_leaves_the_one_before(
+    tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, checkpoints = Checkpoints._file, Checkpoints(tmp_path)
+
+    def until(self: Checkpoints, path: Path, content: bytes) -> None:
+        usual(self, path, content)
+        if path.name == last:
             raise KeyboardInterrupt
 
-    Checkpoints(tmp_path).write(1, state(1))
-    with pytest.raises(KeyboardInterrupt):
-        Checkpoints(tmp_path, at=fault).write(2, state(2))
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints.write(1, state(1))
+    with monkeypatch.context() as ending:
+        ending.setattr(Checkpoints, "_file", until)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.write(2, state(2))
     assert checkpoints.numbers == [1]
     assert checkpoints.newest(print)[0] == 1
     checkpoints.write(2, state(2))

@@ -62,15 +62,8 @@ def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | Non
 
 
 def test_names_of_events() -> None:
-    assert [event_name(type(fact)) for fact in FACTS] == [
-        "edge_joined",
-        "edge_joined",
-        "edge_joined",
-        "stage_opened",
-        "gradient_applied",
-        "gradient_refused",
-        "edge_gone",
-    ]
+    joined, applied = ["edge_joined"] * 3, ["stage_opened", "gradient_applied", "gradient_refused"]
+    assert [event_name(type(fact)) for fact in FACTS] == [*joined, *applied, "edge_gone"]
 
 
 @given(st.text(), st.integers(0), st.integers(1), floats, st.none() | st.floats(0, 1e9))
@@ -131,17 +124,10 @@ file.close()
 def test_a_line_waits_for_a_second_at_most(tmp_path: Path) -> None:
     now = [0.0]
     file = EventFile(tmp_path / "events.jsonl", clock=lambda: now[0])
-    file.write("{}\n")
-    assert file.size == 0
-    now[0] = 0.9
-    file.write("{}\n")
-    assert file.size == 0
-    now[0] = 1.0
-    file.write("{}\n")
-    assert file.size == 9
-    now[0] = 1.5
-    file.write("{}\n")
-    assert file.size == 9
+    for moment, size in ((0.0, 0), (0.9, 0), (1.0, 9), (1.5, 9)):
+        now[0] = moment
+        file.write("{}\n")
+        assert file.size == size
     file.close()
     assert file.size == 12
 

@@ -27,8 +27,8 @@ DELTA, BATCH, SHARD = 1e-5, 1024, 12_000
 def test_one_noised_delta_over_four_batches_is_not_what_a_naive_charge_says() -> None:
     """It moves by 2C, and a record has four chances to be in it: 1 − (1−q)⁴. Four noised steps cost ε = 3.0."""
     rate, releases = BATCH / SHARD, 75
-    naive = pld([GaussianReleases(2.25, rate, releases)], DELTA, Adjacency.ZERO_OUT)
-    true = pld([GaussianReleases(2.25 / 2, 1 - (1 - rate) ** 4, releases)], DELTA, Adjacency.ZERO_OUT)
+    naive = pld(GaussianReleases(2.25, rate, releases), DELTA, Adjacency.ZERO_OUT)
+    true = pld(GaussianReleases(2.25 / 2, 1 - (1 - rate) ** 4, releases), DELTA, Adjacency.ZERO_OUT)
     assert (round(naive, 2), round(true, 1)) == (1.45, 15.7)
     steps = Mechanism(None, BATCH, work=work_of(4))
     kind = ReleaseKind(replace(steps, law=Gaussian(2.25)), SHARD)

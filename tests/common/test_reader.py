@@ -12,6 +12,7 @@ from common.errors import ConfigurationError
 from common.records.reader import read_run
 from mapa.recording import record_simulation
 from tests.core_support import small_world
+from tests.dashboard_support import applied, evaluated
 
 
 def write(path: Path, events: list[dict[str, Any]], *, tail: str = "") -> Path:
@@ -20,15 +21,6 @@ def write(path: Path, events: list[dict[str, Any]], *, tail: str = "") -> Path:
     (path / "events.jsonl").write_text("\n".join(lines) + "\n" + tail, encoding="utf-8")
     (path / "manifest.json").write_text('{"engine": "testbed", "scenario": {"edges": 2}}', encoding="utf-8")
     return path
-
-
-def applied(t: int, time: float, staleness: int = 0) -> dict[str, Any]:
-    counts = {"edge": 0, "sequence": t, "t": t, "staleness": staleness}
-    return {"event": "gradient_applied", **counts, "time": time}
-
-
-def evaluated(t: int, time: float, accuracy: float) -> dict[str, Any]:
-    return {"event": "evaluated", "t": t, "time": time, "accuracy": accuracy, "loss": 1.0}
 
 
 def test_a_simulation_reads_back_as_its_summary_says(tmp_path: Path) -> None:
@@ -43,13 +35,13 @@ def test_a_simulation_reads_back_as_its_summary_says(tmp_path: Path) -> None:
 
 
 def test_seconds_count_from_the_first_update_and_leave_out_what_evaluating_took(tmp_path: Path) -> None:
-    events = [applied(1, 10.0), applied(2, 12.5, 1), evaluated(2, 99.0, 0.5)]
+    events = [applied(1, time=10.0), applied(2, 0, 1, 12.5), {**evaluated(2, 0.5), "time": 99.0}]
     (seen,) = read_run(write(tmp_path / "run", events)).evaluations
     assert seen.seconds == 2.5
 
 
 def test_a_run_that_was_cut_off_reads_as_far_as_it_got(tmp_path: Path) -> None:
-    path = write(tmp_path / "run", [applied(1, 0.0), evaluated(1, 0.2, 0.4)], tail='{"event": "gradi')
+    path = write(tmp_path / "run", [applied(1, time=0.0), evaluated(1, 0.4)], tail='{"event": "gradi')
     run = read_run(path)
     assert run.summary == {}
     assert [seen.accuracy for seen in run.evaluations] == [0.4]

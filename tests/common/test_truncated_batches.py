@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from common.accounting.gaussian import GaussianReleases, one_release, pld
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, worst_record
 from common.accounting.total import total
 from common.errors import ConfigurationError
-from common.mechanism.clipping import Clipping
 from common.mechanism.guarantee import Adjacency
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
@@ -35,8 +33,8 @@ from tests.mechanism_support import (
     POISSON,
     QUANTILE,
     SHUFFLED,
+    release_kind,
     truncated,
-    work_of,
 )
 
 pytestmark = pytest.mark.slow  # accounting of truncated batches: seconds each
@@ -49,11 +47,13 @@ def kind(
     most: int | None = 12,
     size: int = 100,
     law: NoiseLaw | None = None,
-    sampling: Sampler = POISSON,  # where most is None
+    sampling: Sampler = POISSON,
     steps: int = 1,
 ) -> ReleaseKind:
-    mechanism = Mechanism(None, 10, sampling if most is None else truncated(most), work=work_of(steps))
-    return ReleaseKind(replace(mechanism, law=law or Gaussian(4.0)), size)
+    """Return truncated batches; not truncated ones, by a sampler, where `most` is None."""
+    return release_kind(
+        law or Gaussian(4.0), 10, size, sampling if most is None else truncated(most), steps=steps
+    )
 
 
 # -- the draws ---------------------------------------------------------------------------------------------------
@@ -97,7 +97,8 @@ def test_no_records_and_no_company_pass_the_bound(adjacency: Adjacency) -> None:
     """Null records keep their row: n_k is the same on both sides, and a null record may push another one out."""
     size, rate, most, z = 6, 1 / 3, 3, 1.0
     other = 0.0 if adjacency is Adjacency.ZERO_OUT else -1.0
-    bounds = one_release(z, rate, adjacency, (most, size)).get_delta_for_epsilon(EPSILONS)
+    sides = one_release(z, rate, adjacency, (most, size))
+    bounds = [max(losses.delta(epsilon) for losses in sides) for epsilon in EPSILONS]
     x = np.linspace(-12, 12, 24_001)
     worst = 0.0
     for company in itertools.product((-1.0, 0.0, 1.0), (-1.0, 1.0)):
@@ -115,10 +116,10 @@ def test_no_records_and_no_company_pass_the_bound(adjacency: Adjacency) -> None:
 def test_what_is_charged_is_never_less_than_without_truncation_and_comes_near_it() -> None:
     plain = GaussianReleases(2.25, 1024 / 12_000, 30)
     of = {
-        most: pld([GaussianReleases(2.25, 1024 / 12_000, 30, (most, 12_000))], DELTA, Adjacency.ZERO_OUT)
+        most: pld(GaussianReleases(2.25, 1024 / 12_000, 30, (most, 12_000)), DELTA, Adjacency.ZERO_OUT)
         for most in (1088, 1280)
     }
-    free = pld([plain], DELTA, Adjacency.ZERO_OUT)
+    free = pld(plain, DELTA, Adjacency.ZERO_OUT)
     assert of[1280] == pytest.approx(free, rel=1e-5)
     assert of[1088] > 1.1 * free
 
@@ -232,11 +233,8 @@ def test_a_scenario_without_it_is_written_as_ever() -> None:
 
 
 def test_the_clippings_that_go_with_truncated_batches_are_named_and_taken() -> None:
-    def kind(clipping: Clipping) -> ReleaseKind:
-        mechanism = Mechanism(None, 4, truncated(6), clipping)
-        return ReleaseKind(replace(mechanism, law=Gaussian(1.0)), 8)
-
+    cut = (Gaussian(1.0), 4, 8, truncated(6))
     with pytest.raises(ConfigurationError, match="allowed are normalised, per-sample, quantile"):
-        kind(BATCH_MEAN)
+        release_kind(*cut, BATCH_MEAN)
     for clipping in (PER_SAMPLE, NORMALISED, QUANTILE):
-        assert kind(clipping).truncation is not None
+        assert release_kind(*cut, clipping).truncation is not None

@@ -5,28 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.pages_support import ROOT, blocks
+
 PAGE = ROOT / "docs" / "style.md"
 PAPER = ROOT / "docs" / "paper.md"
 ROOMS = ("common", "cloud", "edge", "mapa", "experiments")
-
-
-def python_blocks(text: str) -> tuple[str, int]:
-    """Return the Python of the page with every other line blank, so that line numbers are the page's."""
-    lines, inside, blocks = [], False, 0
-    for line in text.splitlines():
-        if line.startswith("```"):
-            inside = not inside and line == "```python"
-            blocks += inside
-            lines.append("")
-        else:
-            lines.append(line if inside else "")
-    return "\n".join(lines), blocks
 
 
 def calls(test: Callable[..., None]) -> Iterator[dict[str, object]]:
@@ -45,9 +32,9 @@ def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("style_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses and pydantic look themselves up
     monkeypatch.chdir(ROOT)
-    source, blocks = python_blocks(PAGE.read_text(encoding="utf-8"))
-    assert blocks == 15, "one block a habit"
-    exec(compile(source, str(PAGE), "exec", dont_inherit=True), module.__dict__)
+    habits = blocks("style.md", "python")
+    assert len(habits) == 15
+    exec(compile("\n".join(habits), str(PAGE), "exec", dont_inherit=True), module.__dict__)
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def test_it_is_asked_once_for_edges_alike(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_it_refuses_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "dp_accounting.py").write_text("raise ImportError('as in the image without it')\n")
+    (tmp_path / "scipy.py").write_text("raise ImportError('as in the image without it')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="dp-accounting is not installed"):
+    with pytest.raises(ConfigurationError, match="scipy is not installed"):
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
 
 
@@ -77,3 +78,10 @@ def test_an_accountant_that_dies_is_no_permission(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(MapaError, match="accountant failed"):
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
+
+
+def test_an_edge_that_ends_leaves_no_accountant_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "100"], text=True) as process:
+        monkeypatch.setattr(accountant, "_asked", {process})
+        accountant.end_accountants()
+    assert process.returncode < 0

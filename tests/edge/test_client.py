@@ -16,7 +16,7 @@ from common.quantities import RunId
 from common.wire.codec import encode
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient, spending_text
-from edge.ledger import BudgetExhausted, Ledger
+from edge.ledger import BudgetExhausted, Done, Ledger, raise_failure
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.worker import EdgeWorker
@@ -440,7 +440,7 @@ def test_a_leave_waits_for_the_broker_and_for_the_cloud_behind_it(
     ends_with: MapaError, reason: str, code: int
 ) -> None:
     class Lost(Ledger):
-        def debit(self, run: RunId, sequence: int, payload: bytes) -> None:  # noqa: ARG002
+        def debit(self, *_: object) -> None:
             stage.broker.retained.clear()  # the broker stops at that moment, and forgets
             stage.channels[0].lose()
             raise ends_with
@@ -478,9 +478,9 @@ def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_tu
     stage = Stage()
 
     class Interrupted(Ledger):
-        def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+        def debit(self, run: RunId, sequence: int, payload: bytes, done: Done = raise_failure) -> None:
             stage.edge.on_connected()
-            super().debit(run, sequence, payload)
+            super().debit(run, sequence, payload, done)
 
     stage = Stage(ledger=Interrupted())
     stage.welcome()

@@ -70,14 +70,17 @@ def test_an_edge_says_whether_its_number_or_its_budget_ended_it(ledger: Ledger) 
     world = small_world(iterations=2 * CAP)
     worker = world.workers()[0]
     model = ModelReceived(EDGE, 1, 1.0, 0, first_model(world.model, world.streams))
+    told: list[GradientDebited | Ending] = []
     ledger.open(account())
-    for sequence in range(1, CAP + 1):
-        assert make_gradient(worker, ledger, RUN, sequence, model) == GradientDebited(sequence)
-    ended = make_gradient(worker, ledger, RUN, CAP + 1, model)
+    for sequence in range(1, CAP + 2):
+        make_gradient(worker, ledger, RUN, sequence, model, told.append)
+    *made, ended = told
+    assert made == [GradientDebited(sequence) for sequence in range(1, CAP + 1)]
     assert ended == Ending(0, f"all R_k = {CAP} releases are made", "budget")
     tight = RunId("tight")
     ledger.open(account(run=tight, kind=kind(z_for(1))))  # the run before has spent of the same records
-    ended = make_gradient(worker, ledger, tight, 1, model)
+    make_gradient(worker, ledger, tight, 1, model, told.append)
+    ended = told[-1]
     assert isinstance(ended, Ending)
     assert (ended.leave, "the privacy budget is spent" in ended.text) == ("budget", True)
 

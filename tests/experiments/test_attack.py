@@ -7,15 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
-from typer.testing import CliRunner
 
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientArrived, SendModel
@@ -25,7 +24,7 @@ from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, NoisyGradient
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
-from experiments.commands.attack import SpreadCommand, attack_command, spread
+from experiments.commands.attack import spread
 from experiments.reconstruction import (
     IN_THE_CLEAR,
     PSNR_CEILING,
@@ -44,9 +43,10 @@ from experiments.reconstruction import (
     ssim,
 )
 from mapa.simulation.simulator import World
-from tests.core_support import SIDE, small_world
+from tests.core_support import CONSTANTS, SIDE, small_world
 from tests.mechanism_support import BATCH_MEAN, NORMALISED, PER_SAMPLE, SHUFFLED, clip
 from tests.memory_broker import MemoryBroker, MemoryChannel
+from tests.reproduce_support import invoked
 
 pytestmark = pytest.mark.slow  # many images for each case
 
@@ -68,11 +68,7 @@ def linear_case(name: str, seed: int, batch: int = 1) -> tuple[Any, Any, Any, An
 def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, seed: int) -> None:
     model, x, images, targets = linear_case(name, seed)
     gradients = model.gradients(x, model.features(images), targets)
-    for how in (
-        PER_SAMPLE,
-        NORMALISED,
-        BATCH_MEAN,
-    ):  # scale image and constant alike
+    for how in (PER_SAMPLE, NORMALISED, BATCH_MEAN):  # scale image and constant alike
         released = clip(gradients, how, 0.01, 1)
         np.testing.assert_allclose(head_of(model).invert(released), images[0], atol=1e-4)
         assert head_of(model).target(released) == targets[0]
@@ -90,11 +86,8 @@ def test_a_batch_of_lr_gives_a_mean_of_its_images_weighted_by_their_derivatives(
 
 
 def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution_is_noised() -> None:
-    world = small_world(
-        model={"name": "cnn"},
-        privacy={"noise": "exponential-norm", "epsilon": 0.01, "scope": "first-conv"},
-        iterations=3,
-    )
+    privacy = {"noise": "exponential-norm", "epsilon": 0.01, "scope": "first-conv"}
+    world = small_world(model={"name": "cnn"}, privacy=privacy, iterations=3)
     cells = attack(world, epsilons=[0.01], iterations=[1], releases=4, clippings=[PER_SAMPLE])
     assert {cell.law for cell in cells} == {IN_THE_CLEAR, "exponential-norm", "gamma-norm", "gaussian"}
     for cell in cells:
@@ -103,17 +96,12 @@ def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution
         assert cell.psnr is None
 
 
-def test_a_fitted_svm_sample_has_no_gradient_and_gives_nothing_away() -> None:
+def test_a_fitted_svm_sample_gives_nothing_away_and_a_model_without_a_full_connection_is_refused() -> None:
     model = make_model("svm", shape=(SIDE, SIDE), classes=10, options={})
     assert not head_of(model).invert(np.zeros(model.dimension, np.float32)).any()
-
-
-def test_a_custom_model_without_a_full_connection_is_refused_by_name() -> None:
-    class Odd:
-        name, dimension, layout, first_layer = "odd", 3, (), slice(0, 3)
-
+    odd: Any = SimpleNamespace(name="odd", dimension=3, layout=(), first_layer=slice(0, 3))
     with pytest.raises(ConfigurationError, match=r"model.name = 'odd'"):
-        head_of(Odd())  # type: ignore[arg-type]
+        head_of(odd)
 
 
 def by_place(cells: list[Reconstruction]) -> dict[tuple[str, float | None, str], Reconstruction]:
@@ -146,12 +134,8 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
         return models_at(one, updates)
 
     monkeypatch.setattr("experiments.reconstruction.models_at", noted)
-    more: dict[str, Any] = {
-        "iterations": [20],
-        "releases": 3,
-        "clippings": [BATCH_MEAN],
-        "laws": ["exponential-norm"],
-    }
+    more: dict[str, Any] = {"iterations": [20], "releases": 3, "clippings": [BATCH_MEAN]}
+    more["laws"] = ["exponential-norm"]
     once = by_place(attack(world, epsilons=[0.01, 1.0], **more))
     assert trained == [0.3]
     each = by_place(attack(world, epsilons=[0.01, 1.0], **more, retrain=True))
@@ -171,14 +155,8 @@ def test_the_released_gradient_is_the_worker_s_own() -> None:
     """The first picture of a cell is what inverting EdgeWorker's own bytes gives."""
     world = small_world(iterations=5, batch_size=1, model={"name": "lr", "regularization": 0.0})
     sent = models_at(world, [3])[0]
-    cell = attack(
-        world,
-        epsilons=[1.0],
-        iterations=[3],
-        releases=1,
-        laws=["exponential-norm"],
-        clippings=[PER_SAMPLE],
-    )[1]
+    how: dict[str, Any] = {"laws": ["exponential-norm"], "clippings": [PER_SAMPLE]}
+    cell = attack(world, epsilons=[1.0], iterations=[3], releases=1, **how)[1]
     worker = world.workers()[0]
     worker.mechanism = replace(worker.mechanism, sampler=SHUFFLED, law=ExponentialNorm(1.0))
     expected = head_of(world.model).invert(worker.gradient(sent.model, sent.sensitivity, 1))
@@ -203,9 +181,6 @@ def test_models_come_from_the_scenario_s_own_training() -> None:
     assert not np.array_equal(first.model, later.model)
     with pytest.raises(ConfigurationError, match="iterations"):
         models_at(world, [0])
-
-
-def test_more_images_than_the_edge_has_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="edge 0 has 60 images"):
         attack(small_world(), epsilons=[1.0], iterations=[1], batch_size=7, releases=10)
 
@@ -231,13 +206,8 @@ def test_similarity_measures_are_perfect_for_the_image_itself_and_fall_with_nois
 
 def payloads(count: int) -> tuple[Any, list[tuple[SendModel, GradientArrived]]]:
     """Return a world with batches of one, no noise, and what went over its wire."""
-    world = small_world(
-        iterations=count,
-        edges=1,
-        batch_size=1,
-        algorithm={"name": "asgd", "smoothness": 2.0, "sigma": 3.0, "radius": 4.0, "loss_gap": 0.7},
-        model={"name": "lr", "regularization": 0.1},
-    )
+    how = {"algorithm": {"name": "asgd", **CONSTANTS}, "model": {"name": "lr", "regularization": 0.1}}
+    world = small_world(iterations=count, edges=1, batch_size=1, **how)
     return world, list(exchanges(world, world.workers()))
 
 
@@ -294,24 +264,16 @@ def test_numbers_may_be_listed_after_one_option() -> None:
     ]
 
 
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command(cls=SpreadCommand)(attack_command)
-    return app
-
-
 def test_the_command_writes_pictures_and_figures(tmp_path: Path) -> None:
     words = ["quickstart", "--epsilon", "0.1", "1", "--iterations", "1", "--releases", "2", "--json"]
     words += ["--law", "exponential-norm", "--clipping", "per-sample", "--out", str(tmp_path)]
-    result = CliRunner().invoke(command(), words)
+    result = invoked("attack", *words)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert [cell["epsilon"] for cell in report["cells"]] == [None, 0.1, 1.0]
     assert report["cells"][0]["psnr"] > 60
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "quickstart-per-sample.png",
-        "quickstart-per-sample.svg",
-    ]
+    drawn = [f"quickstart-per-sample.{kind}" for kind in ("png", "svg")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == drawn
     assert (tmp_path / "quickstart-per-sample.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -323,7 +285,7 @@ def test_the_command_inverts_recorded_payloads(tmp_path: Path) -> None:
     made = GradientArrived(EDGE, 3, 1, 1.0, NoisyGradient(gradients.weighted_sum(None)))
     (tmp_path / "edge-0-00000003.gradient").write_bytes(encode_gradient(made))
     words = ["quickstart", "--from-payloads", str(tmp_path), "--out", str(tmp_path / "out"), "--json"]
-    result = CliRunner().invoke(command(), words)
+    result = invoked("attack", *words)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)["payloads"]
     assert (row["edge_id"], row["sequence"], row["target"]) == ("edge-0", 3, 1)
@@ -333,7 +295,7 @@ def test_the_command_inverts_recorded_payloads(tmp_path: Path) -> None:
 
 def test_missing_images_are_named_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(DataUnavailableError):
-        CliRunner().invoke(command(), ["paper-lr-mnist", "--data-dir", str(tmp_path)], catch_exceptions=False)
+        invoked("attack", "paper-lr-mnist", "--data-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -347,4 +309,4 @@ def test_missing_images_are_named_not_replaced(tmp_path: Path) -> None:
 )
 def test_the_command_names_what_is_wrong(words: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        CliRunner().invoke(command(), ["quickstart", *words], catch_exceptions=False)
+        invoked("attack", "quickstart", *words)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import binom
-from typer.testing import CliRunner
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
@@ -28,11 +25,13 @@ from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
 from common.noise.registry import describe_law, law_names
 from experiments.audit.battery import scenario_games
 from experiments.audit.claims import (
     GdpClaim,
     PureClaim,
+    ReleaseClaim,
     TruncatedClaim,
     claim_for,
     one_run_epsilon,
@@ -44,7 +43,6 @@ from experiments.audit.game import Game, familywise, judge, play_all
 from experiments.audit.one_run import ZeroingModel, audit_one_run
 from experiments.audit.seeds import sound_battery, sound_mechanisms
 from experiments.commands import audit as audit_module
-from experiments.commands.audit import audit_command
 from mapa.dashboard.watch import Watch
 from mapa.run_removal import considered
 from mapa.scenario_files import load_scenario
@@ -52,6 +50,7 @@ from mapa.simulation.simulator import World
 from tests.core_support import small_world
 from tests.dashboard_support import simulated, write_live_run
 from tests.mechanism_support import truncated
+from tests.reproduce_support import invoked
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -122,24 +121,20 @@ def test_a_sampled_gaussian_is_audited_exactly(mu: float, rate: float, threshold
 
 
 def test_a_claim_is_what_the_accountant_states() -> None:
-    mechanism = Mechanism(None, 4)
-    assert claim_for(ReleaseKind(replace(mechanism, law=Gaussian(2.0)), 4)) == GdpClaim(0.5)
-    assert claim_for(ReleaseKind(replace(mechanism, law=Gaussian(2.0)), 16)) == GdpClaim(0.5, 0.25)
-    assert claim_for(ReleaseKind(replace(mechanism, law=GammaNorm(2.0)), 4)) == PureClaim(
-        1.0
-    )  # zero-out is half a move of ΔS
-    sampled = claim_for(ReleaseKind(replace(mechanism, law=GammaNorm(2.0)), 16))
-    assert sampled.value == pytest.approx(math.log(1 + 0.25 * (math.e - 1)))
-    assert claim_for(ReleaseKind(replace(mechanism, law=ExponentialNorm(1.0)), 4)).value == math.inf
-    assert claim_for(ReleaseKind(replace(mechanism, law=None), 4)).value == math.inf
-    replaced = claim_for(ReleaseKind(replace(mechanism, law=Gaussian(2.0)), 4), Adjacency.REPLACE_ONE)
-    assert replaced == GdpClaim(1.0)
+    def claim(law: NoiseLaw | None, shard_size: int = 4, **how: Any) -> ReleaseClaim:
+        return claim_for(ReleaseKind(Mechanism(law, 4), shard_size), **how)
+
+    assert claim(Gaussian(2.0)) == GdpClaim(0.5)
+    assert claim(Gaussian(2.0), 16) == GdpClaim(0.5, 0.25)
+    assert claim(GammaNorm(2.0)) == PureClaim(1.0)  # zero-out is half a move of ΔS
+    assert claim(GammaNorm(2.0), 16).value == pytest.approx(math.log(1 + 0.25 * (math.e - 1)))
+    assert claim(ExponentialNorm(1.0)).value == claim(None).value == math.inf
+    assert claim(Gaussian(2.0), adjacency=Adjacency.REPLACE_ONE) == GdpClaim(1.0)
     # ε(δ) of μ: the closed form of Balle and Wang, at its own δ
     epsilon = GdpClaim(0.5).epsilon(0.5, 1e-5)
     assert ndtr(0.25 - epsilon / 0.5) - math.exp(epsilon) * ndtr(-0.25 - epsilon / 0.5) == pytest.approx(1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("claim", [GdpClaim(1.0), PureClaim(1.0)], ids=["gaussian", "laplace"])
 def test_a_true_claim_is_refuted_no_more_often_than_alpha_allows(claim: GdpClaim | PureClaim) -> None:
     rng = np.random.default_rng(1)
@@ -173,8 +168,6 @@ def test_the_one_run_bound_without_delta_is_the_binomial_s(guesses: int, share: 
 
 def test_familywise_confidence_is_divided_among_the_games() -> None:
     assert familywise(0.95, 10) == pytest.approx(0.005)
-    with pytest.raises(ValueError, match="confidence"):
-        familywise(1.0, 3)
 
 
 # ---- scenarios
@@ -208,11 +201,6 @@ def test_every_sampler_s_scenario_has_games_that_hold(sampler: str) -> None:
     assert max(finding.lower_bound for finding in findings) > 0
 
 
-def test_an_edge_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="edge = 4: must be from 0 to 3"):
-        scenario_games(small_world(), edge=4, rounds=1000)
-
-
 GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 2.0}
 
 
@@ -224,9 +212,7 @@ def test_a_message_of_four_steps_claims_twice_a_release_and_is_played() -> None:
     assert "4 local steps" in message.name
     assert isinstance(sampled.claim, GdpClaim)
     assert sampled.claim.rate < 1
-    assert isinstance(message, Game)
     assert message.worker(True, 1).mechanism.steps == 4
-    assert isinstance(one, Game)
     assert one.worker(True, 1).mechanism.steps == 1
     finding = message.play(alpha=familywise(0.95, 2), seed=4)
     assert 0.5 < finding.lower_bound <= 1.0  # more than one release may tell, and no more than four
@@ -237,7 +223,6 @@ def test_a_scenario_with_truncated_batches_claims_what_the_accountant_does() -> 
     games = scenario_games(world, edge=0, rounds=2000)
     assert games[0].claim == GdpClaim(0.5)  # the canary is in the batch for certain
     assert isinstance(games[1].claim, TruncatedClaim)
-    assert isinstance(games[1], Game)
     assert games[1].worker(True, 1).mechanism.sampler == truncated(8)
 
 
@@ -256,7 +241,7 @@ def test_a_scenario_with_normalised_gradients_is_played_with_its_stabiliser(
 ) -> None:
     normalised = small_world(privacy={**GAUSSIAN, "clipping": "normalised"}, data={"sampler": "poisson"})
     monkeypatch.setattr(type(normalised.model), "feature_length", 30.0)
-    played = [game for game in scenario_games(normalised, edge=0, rounds=1000) if isinstance(game, Game)]
+    played = scenario_games(normalised, edge=0, rounds=1000)
     assert len(played) > 8
     clippings = [game.worker(True, 1).mechanism.clipping for game in played]
     assert {one.scaling(np.ones(1))[1] for one in clippings} == {0.01 * 30.0}
@@ -300,28 +285,20 @@ def test_one_run_does_not_refute_a_sound_ledger() -> None:
 # ---- the command
 
 
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(audit_command)
-    return app
-
-
 def test_the_command_reports_claims_beside_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["quickstart", "--rounds", "1000", "--canaries", "50", "--iterations", "20", "--json"]
-    result = CliRunner().invoke(command(), words)
+    result = invoked("audit", *words)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert [game["name"] for game in report["games"]][:2] == [
-        "one release, canary in the batch",
-        "one release, as sampled",
-    ]
+    first = ["one release, canary in the batch", "one release, as sampled"]
+    assert [game["name"] for game in report["games"]][:2] == first
     assert len(report["games"]) == 13
     assert report["games"][0]["claimed"] == 0.25  # μ = 1/z
     assert report["games"][0]["claimed_epsilon"] > report["games"][1]["claimed_epsilon"] > 0
     assert report["one_run"]["canaries"] == 50
     assert not report["seeded"]
     monkeypatch.setattr(audit_module, "scenario_games", first_game_alone)
-    printed = CliRunner().invoke(command(), ["quickstart", "--rounds", "1000", "--no-one-run"])
+    printed = invoked("audit", "quickstart", "--rounds", "1000", "--no-one-run")
     assert "no proof" in printed.stdout
     assert "not refuted" in printed.stdout
 
@@ -334,7 +311,7 @@ def first_game_alone(world: World, **how: Any) -> list[Game]:
 def test_the_command_exits_1_where_a_claim_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     half = next(defect for defect in planted() if defect.name == "gaussian, z = 1: half the noise")
     monkeypatch.setattr(audit_module, "scenario_games", lambda *_, **__: half.games(2000)[:1])
-    result = CliRunner().invoke(command(), ["quickstart", "--no-one-run"])
+    result = invoked("audit", "quickstart", "--no-one-run")
     assert result.exit_code == 1
     assert "REFUTED" in result.stdout
 
@@ -344,18 +321,8 @@ def test_the_audit_of_a_run_is_kept_with_it_and_goes_with_it(
 ) -> None:
     monkeypatch.setattr(audit_module, "scenario_games", first_game_alone)
     path = simulated(tmp_path, iterations=20)
-    words = [
-        "--run",
-        path.name,
-        "--runs-dir",
-        str(tmp_path),
-        "--rounds",
-        "1000",
-        "--canaries",
-        "50",
-        "--json",
-    ]
-    result = CliRunner().invoke(command(), words)
+    words = f"--run {path.name} --runs-dir {tmp_path} --rounds 1000 --canaries 50 --json".split()
+    result = invoked("audit", *words)
     assert result.exit_code == 0, result.output
     kept = json.loads((path / "audit.json").read_text())
     assert kept == json.loads(result.stdout)
@@ -380,11 +347,17 @@ def test_a_run_that_cannot_be_audited_is_left_as_it_is(tmp_path: Path) -> None:
         (["--planted", "--run", "first"], "--planted takes no scenario, --run"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            CliRunner().invoke(command(), [*words, "--runs-dir", str(tmp_path)], catch_exceptions=False)
+            invoked("audit", *words, "--runs-dir", str(tmp_path))
     assert sorted(file.name for file in path.iterdir()) == ["events.jsonl", "manifest.json"]
 
 
 def test_the_command_names_what_is_wrong() -> None:
-    for words, said in ((["--rounds", "10"], "rounds = 10"), (["--confidence", "1"], "confidence = 1.0")):
+    for words, said in (
+        (["quickstart", "--rounds", "10"], "rounds = 10"),
+        (["quickstart", "--confidence", "1"], "confidence = 1.0"),
+        (["quickstart", "--planted"], "--planted takes no scenario"),
+        ([], "scenario: name"),
+        (["quickstart", "--edge", "5"], "edge = 5: must be from 0 to 4"),
+    ):
         with pytest.raises(ConfigurationError, match=said):
-            CliRunner().invoke(command(), ["quickstart", *words], catch_exceptions=False)
+            invoked("audit", *words)

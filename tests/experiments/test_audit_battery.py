@@ -8,10 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from common.errors import ConfigurationError
 from common.mechanism.clipping import Clipping
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
@@ -22,11 +19,10 @@ from common.noise.law import NoiseLaw
 from common.randomness import Purpose
 from experiments.audit.battery import most_drawn
 from experiments.audit.claims import GdpClaim, PureClaim
-from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
+from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted
 from experiments.audit.design import Design, honest
-from experiments.audit.game import _released, familywise
+from experiments.audit.game import _released, familywise, put_to_test
 from experiments.commands import audit as audit_module
-from experiments.commands.audit import audit_command
 from tests.mechanism_support import (
     BATCH_MEAN,
     EVERY_CLIPPING,
@@ -37,26 +33,18 @@ from tests.mechanism_support import (
     SHUFFLED,
     WITH_REPLACEMENT,
 )
+from tests.reproduce_support import invoked
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
 ALPHA = familywise(0.95, 13)
 SEED = 7
 PLANTED = {defect.name: defect for defect in planted()}
-PROCESSES, ALIKE, TO_AND_FRO = "the first release", "two releases", "four releases"
-IN_BATCH, IN_TURN, EXACTLY, ABOVE = (
-    "one release, canary in",
-    "coordinates",
-    "one release, spread",
-    "canary just",
-)
-HALF, AGAINST, DRAWN, WHO = (
-    "one release, sampled at",
-    "one release, the others",
-    "drawn most",
-    "who is sampled",
-)
-MESSAGE = "one message"
+PROCESSES, ALIKE, TO_AND_FRO, MESSAGE = "the first release", "two releases", "four releases", "one message"
+IN_BATCH, EXACTLY = "one release, canary in", "one release, spread"
+IN_TURN, ABOVE = "coordinates", "canary just"
+HALF, AGAINST = "one release, sampled at", "one release, the others"
+DRAWN, WHO = "drawn most", "who is sampled"
 
 # What the review proved to be missed, and the game that refutes it, without those before it.
 REVIEWED = {
@@ -135,11 +123,8 @@ def test_where_a_release_lies_before_noise_is_what_the_edge_makes(
     clipping: Clipping, law: Gaussian | Laplace
 ) -> None:
     steer = np.array([[1.0, 0, 0, 0], [-3.0, -3, -3, -3], [0.1, 0, 0, 0]])
-    played = replace(
-        design(Mechanism(law, 4, clipping=clipping.fitted(28.0)), steer=steer),
-        canary=np.full(4, 2.0),
-        others=np.eye(4)[1],
-    )
+    mechanism = Mechanism(law, 4, clipping=clipping.fitted(28.0))
+    played = replace(design(mechanism, steer=steer), canary=np.full(4, 2.0), others=np.eye(4)[1])
     aim = played.aim
     for there, centres in ((False, aim.zeroed), (True, aim.there)):
         worker = played.worker(there, 0)
@@ -218,9 +203,8 @@ def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping
 
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
-    mutated = MUTATIONS["noise drawn from the batch's stream"](
-        design(Mechanism(Gaussian(1.0), 4)).worker(False, 3)
-    )
+    plant = MUTATIONS["noise drawn from the batch's stream"]
+    mutated = plant(design(Mechanism(Gaussian(1.0), 4)).worker(False, 3))
     expected = mutated.streams.at(0, Purpose.BATCH, 5).standard_normal(4)
     np.testing.assert_array_equal(mutated.streams.at(0, Purpose.NOISE, 5).standard_normal(4), expected)
 
@@ -236,12 +220,6 @@ def test_a_record_that_is_always_drawn_is_planted_where_the_edge_draws(sampling:
 # ---- the command
 
 
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(audit_command)
-    return app
-
-
 def test_games_are_played_until_one_refutes_cheap_ones_first() -> None:
     games = PLANTED["gaussian, z = 1: one coordinate without noise"].games(1000)
     assert [game.cost for game in games] == sorted(game.cost for game in games)
@@ -253,13 +231,13 @@ def test_the_command_prints_what_each_game_finds(monkeypatch: pytest.MonkeyPatch
     # each defect has a test of its own; the whole list takes minutes
     chosen = [PLANTED[f"{name}: one coordinate without noise"] for name in MUTATED]
     monkeypatch.setattr(audit_module, "planted", lambda: chosen)
-    result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000", "--json"])
+    result = invoked("audit", "--planted", "--rounds", "1000", "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["missed"] == []
     assert [defect["name"] for defect in report["defects"]] == [defect.name for defect in chosen]
     assert all(defect["games"][-1]["violated"] for defect in report["defects"])
-    printed = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
+    printed = invoked("audit", "--planted", "--rounds", "1000")
     assert printed.exit_code == 0
     assert "6 of 6 defects are refuted" in printed.stdout
 
@@ -269,17 +247,11 @@ def test_a_defect_that_is_missed_is_named_and_exits_1_unless_a_reason_is_known(
 ) -> None:
     sound = Defect("nothing at all", Mechanism(Gaussian(4.0), 4, sampler=WITH_REPLACEMENT), honest)
     monkeypatch.setattr(audit_module, "planted", lambda: [sound])
-    result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
+    result = invoked("audit", "--planted", "--rounds", "1000")
     assert result.exit_code == 1
     assert "NOT REFUTED" in result.stdout
     assert "Missed: nothing at all" in result.stdout
     monkeypatch.setitem(INVISIBLE, "nothing at all", "there is nothing to see")
-    excused = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
+    excused = invoked("audit", "--planted", "--rounds", "1000")
     assert excused.exit_code == 0
     assert "there is nothing to see" in excused.stdout
-
-
-def test_planted_defects_have_mechanisms_of_their_own() -> None:
-    for words, said in ((["quickstart", "--planted"], "takes no scenario"), ([], "scenario: name")):
-        with pytest.raises(ConfigurationError, match=said):
-            CliRunner().invoke(command(), words, catch_exceptions=False)

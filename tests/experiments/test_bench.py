@@ -129,6 +129,8 @@ def test_the_bench_reports_and_only_a_strict_one_fails_by_a_bar(
         (["cloud", "--against", "/nonexistent"], "no checkout"),
         (["cloud", "--log", "of"], "--log of"),
         (["cloud", "--tls", "of"], "--tls of"),
+        (["cloud", "--clouds", "other"], "--clouds other"),
+        (["costs", "--rounds", "0"], "--rounds 0"),
         (["soak", "--edges", "1251"], "--edges 1251"),
         (["soak", "--minutes", "0.5"], "--minutes 0.5"),
     ],

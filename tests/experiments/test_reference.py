@@ -7,12 +7,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
@@ -36,9 +36,9 @@ from experiments.reference.audited import (
     section,
 )
 from experiments.reference.cells import (
-    Cell,
     Chosen,
     Search,
+    TableCell,
     all_cells,
     asked_of,
     choice_for,
@@ -48,9 +48,9 @@ from experiments.reference.cells import (
 )
 from experiments.reference.table import ReferenceOrder, Row, make_table, markdown, read_rows, write_values
 from experiments.reproduce import results_page
-from mapa.cli import build
 from mapa.simulation.simulator import World
 from tests.mechanism_support import NORMALISED, POISSON, work_of
+from tests.reproduce_support import invoked
 
 ROW = Row(
     data="mnist",
@@ -71,7 +71,7 @@ ROW = Row(
     digest="0" * 64,
     command="mapa simulate private-mnist-eps3",
 )
-CELL = Cell(data="mnist", edges=5, epsilon=3, method="tuned", links="lan", seed=1, size="full")
+CELL = TableCell(data="mnist", edges=5, epsilon=3, method="tuned", links="lan", seed=1, size="full")
 
 
 def test_the_full_table_is_the_one_that_was_asked_for() -> None:
@@ -150,7 +150,7 @@ def test_a_choice_at_the_end_of_its_grid_goes_on_beyond_it_until_that_is_worse()
 
 def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
     chosen = Chosen({"algorithm.rate": "2 rate"}, 0.95, 2)
-    trial = CELL.on_held_out("lan")
+    trial = CELL.on_held_out()
     path = tmp_path / "choices.toml"
     write_choices(path, {trial.group: chosen, ("mnist", 5, 3, "lan", "audp"): Chosen({"a.b": 0.3}, 0.5, 6)})
     again = read_choices(path)
@@ -174,13 +174,8 @@ def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    order = ReferenceOrder(
-        size="tiny",
-        out=tmp_path,
-        data_dir=tmp_path,
-        tune=True,
-        only=["*/lan/tuned", "*/lan/tuning-free", "*/lan/local-steps"],
-    )
+    only = ["*/lan/tuned", "*/lan/tuning-free", "*/lan/local-steps"]
+    order = ReferenceOrder(size="tiny", out=tmp_path, data_dir=tmp_path, tune=True, only=only)
     first = make_table(order)
     assert first.failures == {}
     assert first.looks > 5 + 6  # the grids, and a step beyond them at least: local.rate has two values
@@ -206,9 +201,7 @@ def test_a_cell_without_a_choice_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
-    seeds = [
-        replace(ROW, seed=seed, accuracy=accuracy) for seed, accuracy in ((1, 0.97), (2, 0.98), (3, 0.99))
-    ]
+    seeds = [replace(ROW, seed=seed, accuracy=0.96 + seed / 100) for seed in (1, 2, 3)]
     free = [replace(row, method="tuning-free", accuracy=row.accuracy - 0.002) for row in seeds]
     free.append(replace(free[0], epsilon=1.0, accuracy=0.9))
     uneven = replace(ROW, links="heterogeneous", edges=20, accuracy=0.5)
@@ -218,11 +211,8 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
         "| `tuning-free` | 97.80 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
         "| `tuned` | 98.00 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
     ]
-    assert (
-        results_page.every_method([*rows, ROW], results_page.UNEVEN)
-        .splitlines()[0]
-        .startswith("|  | MNIST, K = 20 |")
-    )
+    other = results_page.every_method([*rows, ROW], results_page.UNEVEN)
+    assert other.startswith("|  | MNIST, K = 20 |")
     assert results_page.every_budget(rows, results_page.EVEN).splitlines() == [
         "| accuracy in % | method | ε = 1 | ε = 3 |",
         "|---|---|---|---|",
@@ -259,17 +249,6 @@ AUDITED = Audited(
 )
 
 
-@dataclass(frozen=True)
-class ClaimedGame:
-    """A game that was played elsewhere."""
-
-    name: str
-    claim: GdpClaim
-
-    def play(self, *, alpha: float, seed: int) -> Finding:
-        raise NotImplementedError
-
-
 def without_battery(world: World, **how: Any) -> list[Game]:
     """The scenario's own releases: the battery is the same for all scenarios, and has tests of its own."""
     games = scenario_games(world, **how)
@@ -288,9 +267,8 @@ def test_an_audited_table_is_made_kept_and_shown(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(audited, "scenario_games", without_battery)
     monkeypatch.setattr(audit_command, "scenario_games", without_battery)
     monkeypatch.setattr(harness, "sweep", in_this_process)
-    order = ReferenceOrder(
-        size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuning-free"], audit=True
-    )
+    only = ["*/lan/tuning-free"]
+    order = ReferenceOrder(size="tiny", out=tmp_path, data_dir=tmp_path, only=only, audit=True)
     table = make_table(order)
     assert table.failures == {}
     found = {row.mechanism: row for row in table.audited}
@@ -316,8 +294,7 @@ def test_an_audited_table_is_made_kept_and_shown(tmp_path: Path, monkeypatch: py
     assert "### Audited: claimed → at least" in text
     assert f"`{release.command}`" in text
 
-    words = shlex.split(message.command)
-    said = CliRunner().invoke(build(words[1:]), [*words[1:], "--json", "--data-dir", str(tmp_path)])
+    said = invoked(*shlex.split(message.command)[1:], "--json", "--data-dir", str(tmp_path))
     report = json.loads(said.stdout)
     assert report["scenario_sha256"] == message.digest
     assert report["games"][1]["lower_bound"] == pytest.approx(message.at_least, rel=1e-5)
@@ -346,35 +323,23 @@ def test_what_is_refuted_is_named_in_the_row() -> None:
     mechanism = Mechanism(None, 1024, POISSON, NORMALISED, work=work_of(4))
     kind = ReleaseKind(replace(mechanism, law=Gaussian(2.25)), 12_000)
     audit = Audit(replace(CELL, method="local-steps"), {}, kind, ("local-steps",), Path(), 8000)
-    releases = [
-        ClaimedGame("one release", GdpClaim(0.445)),
-        ClaimedGame("one message of 4 local steps", GdpClaim(0.89)),
-    ]
+    claims = {"one release": 0.445, "one message of 4 local steps": 0.89}
+    releases: list[Any] = [SimpleNamespace(name=name, claim=GdpClaim(mu)) for name, mu in claims.items()]
     rates = {"false_positives": 0.1, "false_negatives": 0.1, "rounds": 8000, "alpha": 0.01}
     findings = [
         Finding(name=game.name, figure="μ", claimed=game.claim.value, lower_bound=bound, **rates)
         for game, bound in zip(releases, (0.4, 0.95), strict=True)
     ]
-    whole = OneRun(
-        canaries=1000,
-        guesses=100,
-        correct=99,
-        lower_bound=3.1,
-        claimed=3.0,
-        delta=1e-5,
-        releases=75,
-        confidence=0.95,
-    )
+    told = {"canaries": 1000, "guesses": 100, "correct": 99, "releases": 75}
+    whole = OneRun(lower_bound=3.1, claimed=3.0, delta=1e-5, confidence=0.95, **told)
     row = row_of(audit, releases, findings, whole, digest="0", command="mapa audit")
     assert row.refuted == "one message of 4 local steps; a whole training run"
     assert (row.game, row.claimed, row.at_least) == ("one message of 4 local steps", 0.89, 0.95)
     assert row.epsilon_at_least > row.claimed_epsilon
     assert "**REFUTED**: one message of 4 local steps" in audited_table([row])
     sound = replace(findings[1], lower_bound=0.7)
-    quiet = row_of(
-        audit, releases, [findings[0], sound], replace(whole, lower_bound=0.5), digest="", command=""
-    )
-    assert not quiet.is_refuted
+    right = replace(whole, lower_bound=0.5)
+    assert not row_of(audit, releases, [findings[0], sound], right, digest="", command="").is_refuted
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from experiments.reproduce.catalogue import (
 )
 from experiments.reproduce.claims import claims
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
+from experiments.reproduce.runs import MemoryJournal, jobs_of, run_points, world_for
 from mapa.cli import build
 from mapa.releases import privacy_of
 from mapa.scenario_files import load_scenario
@@ -48,12 +47,8 @@ def test_the_seven_experiments_are_there_and_every_one_has_points_at_every_size(
     for block in catalogue().block:
         for size in SIZES:
             assert block.lines_at(block.size(size))
-
-
-def test_every_line_is_drawn_in_a_figure() -> None:
-    used = {line for block in catalogue().block for line in block.lines_at(block.full)}
-    assert len(used) > 50
-    assert used == set(line_names())
+    assert {line for block in catalogue().block for line in block.lines_at(block.full)} == set(line_names())
+    assert len(line_names()) > 50
 
 
 def test_a_block_whose_lines_match_nothing_is_an_error() -> None:
@@ -116,12 +111,11 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = next(p for p in points("tiny", "attack") if p.panel.startswith("lr"))
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
+    (result,) = run_points([point], NOWHERE, NOWHERE)
     cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
     keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
-    assert [[cell[key] for key in keys] for cell in cells] == [
-        [cell[key] for key in keys] for cell in result.cells or []
-    ]
+    printed, kept = ([[cell[key] for key in keys] for cell in some] for some in (cells, result.cells or []))
+    assert printed == kept
     assert len(cells) > 6
 
 
@@ -131,7 +125,7 @@ def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     point = next(p for p in points("tiny", "stragglers") if p.engine == engine and p.variant == "mapa")
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
+    (result,) = run_points([point], NOWHERE, NOWHERE)
     summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
     first, *evaluations = summary["evaluations"]
     assert first["updates"] == 0
@@ -160,14 +154,14 @@ def test_results_are_shared_by_scenario_and_engine_alone() -> None:
 
 def test_tasks_hold_every_point_once_and_only_alike_ones_together() -> None:
     some = points("tiny")
-    tasks = make_tasks(some, NOWHERE, NOWHERE)
-    keys = [point.key for task in tasks for point in task.points]
-    assert sorted(keys) == sorted({point.key for point in some})
-    together = [task for task in tasks if len(task.points) > 1]
+    by_key = {point.key: point for point in some}
+    jobs = [[by_key[key] for key in job.labels] for job in jobs_of(some, NOWHERE, NOWHERE)]
+    assert sorted(point.key for job in jobs for point in job) == sorted(by_key)
+    together = [job for job in jobs if len(job) > 1]
     assert together
-    for task in together:
-        assert {(p.engine, p.scenario.workers, p.scenario.model.name) for p in task.points} == {
-            ("block", task.points[0].scenario.workers, task.points[0].scenario.model.name)
+    for job in together:
+        assert {(p.engine, p.scenario.workers, p.scenario.model.name) for p in job} == {
+            ("block", job[0].scenario.workers, job[0].scenario.model.name)
         }
 
 
@@ -175,10 +169,10 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
     some = [p for p in points("tiny", "bounds") if p.line.startswith("bounds-lr-mnist")]
     assert len(some) == 4
 
-    def run(some: Sequence[FigurePoint]) -> list[Result]:
-        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE))]
+    def run(*some: FigurePoint) -> list[Result]:
+        return [replace(r, wall=0.0) for r in run_points(some, NOWHERE, NOWHERE)]
 
-    assert run(some) == [run([point])[0] for point in some]
+    assert run(*some) == [run(point)[0] for point in some]
 
 
 # -- results ------------------------------------------------------------------------------------------
@@ -204,15 +198,13 @@ def test_means_in_percent_have_a_deviation_where_there_are_several_seeds() -> No
 
 
 def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.reproduce import runs
-
     def interrupted(world: Any, **more: Any) -> Any:
         return replace(simulate(world, **more), reason="interrupted")
 
-    monkeypatch.setattr(runs, "simulate", interrupted)
+    monkeypatch.setattr("experiments.reproduce.runs.simulate", interrupted)
     point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
-        run_task(Task((point,), NOWHERE, NOWHERE))
+        run_points([point], NOWHERE, NOWHERE)
 
 
 def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
@@ -295,6 +287,21 @@ def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_results_do_not_depend_on_how_many_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    tables = []
+    for jobs in (1, None):  # None: one for each core
+        folder = tmp_path / str(jobs)
+        outcome = reproduce(order(folder, "stragglers", "bounds", only=("*-lr-*",), jobs=jobs))
+        assert (outcome.cached, outcome.failures) == (0, {})
+        assert outcome.runs > 4
+        tables.append([path.read_text(encoding="utf-8") for path in sorted((folder / "tables").iterdir())])
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) -> None:
     seen: list[tuple[float, float]] = []
 
@@ -338,10 +345,8 @@ def test_the_tiny_size_represents_every_experiment(tmp_path: Path) -> None:
     pictures = {path.stem.partition("-")[0] for path in (tmp_path / "figures").glob("*.png")}
     assert pictures == {experiment.name for experiment in catalogue().experiment}
     assert "its verdicts mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    live = Results(
-        points("tiny"),
-        {p.key: r for p in points("tiny") if (r := result_cache(tmp_path / "cache").get(p.key))},
-    )
+    some, cache = points("tiny"), result_cache(tmp_path / "cache")
+    live = Results(some, {p.key: r for p in some if (r := cache.get(p.key))})
     assert not live.missing
     for entry in live.of("testbed"):
         assert entry.result.seconds

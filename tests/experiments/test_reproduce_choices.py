@@ -25,9 +25,9 @@ from experiments.reproduce.runs import (
     LIVE,
     LiveRunError,
     choose_containers,
+    jobs_of,
     lacking_here,
     live_command,
-    make_tasks,
     patience,
     world_for,
 )
@@ -40,7 +40,6 @@ pytestmark = pytest.mark.slow  # every choice of the catalogue: seconds
 # -- seeds --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_seeds_are_capped_for_every_point_but_never_raised() -> None:
     def most(some: list[FigurePoint]) -> dict[str, int]:
         lines = {(p.line, p.engine, p.x, p.sweep): 0 for p in some}
@@ -213,7 +212,6 @@ def test_tables_and_notes_say_which_of_the_two_a_run_was(
     assert "were processes on this machine instead of containers: no engine." in why
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +274,6 @@ def test_sensitivity_is_of_the_testbed_at_full_size_alone() -> None:
 # -- bounds chosen on held-out records ----------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_no_bound_is_chosen_on_a_test_set_nor_with_a_seed_of_the_figures() -> None:
     for size in ("tiny", "quick"):
         chosen = points(size, "heldout")
@@ -305,8 +302,7 @@ def test_runs_with_other_records_held_out_are_not_one_product() -> None:
     point = next(p for p in points("tiny", "heldout") if p.engine == "block")
     data = point.scenario.data.model_copy(update={"holdout": 400})
     other = replace(point, scenario=point.scenario.model_copy(update={"data": data}))
-    tasks = make_tasks([point, other], NOWHERE, NOWHERE)
-    assert [len(task.points) for task in tasks] == [1, 1]
+    assert [len(job.labels) for job in jobs_of([point, other], NOWHERE, NOWHERE)] == [1, 1]
 
 
 def test_every_fair_bound_of_a_model_is_the_same() -> None:
@@ -363,11 +359,8 @@ def test_the_lines_of_a_panel_differ_in_their_constants_alone() -> None:
         assert lines["measured"].algorithm.sigma != 30.0
         assert lines["theorem3"].algorithm.first_clip is None
         same = {"sigma": None, "smoothness": None, "first_clip": None}
-        bare = {
-            variant: {**s.canonical(), "algorithm": {**s.algorithm.model_dump(), **same}}
-            for variant, s in lines.items()
-        }
-        assert bare["measured"] == bare["paper"] == bare["theorem3"]
+        bare = [{**s.canonical(), "algorithm": {**s.algorithm.model_dump(), **same}} for s in lines.values()]
+        assert bare[0] == bare[1] == bare[2]
 
 
 def test_the_measured_line_is_the_run_of_the_accuracy_figure() -> None:

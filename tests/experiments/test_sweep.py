@@ -8,11 +8,13 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigurationError
+from experiments import harness
 from experiments.harness import ONE_THREAD, sweep
 from tests.program_support import PATIENCE
 from tests.sweep_support import die_if_negative, one_thread_here, square, where_it_ran
@@ -45,7 +47,21 @@ def test_tasks_run_in_other_processes_with_one_blas_thread() -> None:
     assert os.getpid() not in {one.value for one in sweep(where_it_ran, range(2), jobs=1)}
 
 
-def test_whoever_stops_listening_leaves_no_process_behind() -> None:
+def test_a_sweep_takes_every_core_that_its_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def on_cores(_: object, tasks: Sequence[int], jobs: int) -> Iterator[object]:
+        asked.append(jobs)
+        return iter(tasks)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 3})
+    monkeypatch.setattr(harness, "_on_cores", on_cores)
+    for jobs in (None, 5):
+        list(sweep(square, [1], jobs=jobs))
+    assert asked == [3, 5]
+
+
+def test_a_sweep_that_is_no_longer_read_leaves_no_process_behind() -> None:
     before = set(multiprocessing.active_children())
     running = sweep(square, range(50), jobs=2)
     next(running)

@@ -10,15 +10,17 @@ import pytest
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogWriter
+from edge.journal import DebitJournal
 from edge.sqlite_ledger import SqliteLedger
 from mapa.chaos import slow_disk
+from tests.edge_support import account, spend
 from tests.program_support import run_program
 
 
 def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner, method in ((LogWriter, "append"), (Checkpoints, "write"), (SqliteLedger, "_commit")):
+    for owner, method in ((LogWriter, "append"), (Checkpoints, "write"), (DebitJournal, "_write")):
         monkeypatch.setattr(owner, method, getattr(owner, method))  # put back afterwards
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
@@ -29,7 +31,7 @@ def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
     entry = Entry(Kind.GRADIENT, 1, 0.0, EdgeId("edge-1"), b"bytes")
     log.append(*entry)
     assert waits == []
-    slow_disk.set_slow(file, True)
+    file.touch()
     log.append(*entry)
     assert log.records == 2
     log.close()
@@ -37,11 +39,9 @@ def test_log_checkpoint_and_ledger_wait_while_the_file_is_there(
     Checkpoints(tmp_path).write(1, {"t": 1})
     assert len(waits) == 2
     with SqliteLedger(tmp_path / "state") as ledger:
-        ledger._save_identity(EdgeId("edge-2"))
+        ledger.open(account())
+        spend(ledger, 1)
     assert waits == [slow_disk.SECONDS] * 3
-    slow_disk.set_slow(file, False)
-    slow_disk.set_slow(file, False)
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("service", ["cloud", "edge"])

@@ -11,14 +11,13 @@ import pytest
 from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
 from common.quantities import EdgeId, RunId
 from edge.ledger import Account, ShardIdentity, Standing
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import StateDirectory
-from tests.mechanism_support import POISSON, SHUFFLED, work_of
+from tests.mechanism_support import POISSON, SHUFFLED, release_kind
 from tests.program_support import Done, Mapa
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")
@@ -26,7 +25,7 @@ SHARD = ShardIdentity("d" * 64, "iid K=5 seed=0", 0)
 
 
 def kind(sampling: Sampler = POISSON) -> ReleaseKind:
-    return ReleaseKind(Mechanism(GammaNorm(0.1), 64, sampling), 800)
+    return release_kind(GammaNorm(0.1), 64, 800, sampling)
 
 
 def account(budget: Budget | None = None, shard: ShardIdentity = SHARD) -> Account:
@@ -85,7 +84,7 @@ def test_what_was_made_is_charged_past_the_budget_too_but_only_with_a_second_wor
 
 
 def test_local_steps_are_each_charged_and_each_held_against_the_budget(tmp_path: Path, mapa: Mapa) -> None:
-    local = ReleaseKind(Mechanism(GammaNorm(0.1), 64, work=work_of(5)), 800)
+    local = release_kind(GammaNorm(0.1), 64, 800, steps=5)
     budget = Budget(0.5, 1e-5)
     cap = max_charges(budget, local)
     write(tmp_path, 3, replace(account(budget), kind=local))

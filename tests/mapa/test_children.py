@@ -31,23 +31,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def edge_command(elsewhere: Path, *changes: str) -> list[str]:
+    """Return how an edge of the changed quickstart is started."""
+    _, scenario = load_scenario("quickstart", changes)
+    nobody = BrokerAddress("127.0.0.1", 1)
+    return edge_arguments(scenario, RunId("r"), nobody, elsewhere / "state", elsewhere / "data", 1)
+
+
 @pytest.mark.slow
 def test_an_edge_process_is_ours(elsewhere: Path) -> None:
-    _, scenario = load_scenario("quickstart")
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
+    command = edge_command(elsewhere)
     done = run_program(*command, "--help", cwd=elsewhere)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path) -> None:
     law = "tests.common.test_noise_port:Mixed"
-    changes = [f"privacy.noise={law}", "privacy.scale=1", "privacy.share=0.5"]
-    _, scenario = load_scenario("quickstart", changes)
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
+    command = edge_command(elsewhere, f"privacy.noise={law}", "privacy.scale=1", "privacy.share=0.5")
     assert command[command.index("--allow") + 1] == law
 
 
@@ -62,11 +62,7 @@ def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path
 def test_edges_of_a_local_run_release_the_records_of_the_one_who_starts_them(
     elsewhere: Path, changes: list[str], switches: set[str]
 ) -> None:
-    _, scenario = load_scenario("quickstart", changes)
-    command = edge_arguments(
-        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
-    )
-    assert {word for word in command if word.startswith("--allow-")} == switches
+    assert {word for word in edge_command(elsewhere, *changes) if word.startswith("--allow-")} == switches
 
 
 @pytest.mark.slow

@@ -128,48 +128,6 @@ def test_a_stage_that_is_cut_off_is_a_warning_beside_the_json(mapa: Mapa) -> Non
     assert exact.err == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("", ["epsilon", "required"]),
-        ("--epsilon 0", ["epsilon = 0.0", "≥ 1e-09 and ≤ 1e+09"]),
-        ("--epsilon nan", ["epsilon = nan", "≥ 1e-09"]),
-        ("--epsilon 0.1 --epsilon -1", ["epsilon = -1.0"]),
-        ("--epsilon 1e-200", ["epsilon = 1e-200", "≥ 1e-09"]),
-        (
-            "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
-            ["epsilon: requires", "gamma-norm", "takes noise_multiplier"],
-        ),
-        ("--epsilon 0.1 --noise gaussian --dimension 5", ["epsilon"]),
-        ("--noise gaussian --dimension 5", ["noise_multiplier", "required"]),
-        ("--noise gaussian --noise-multiplier 1", ["dimension", "required"]),
-        ("--noise gamma-norm --epsilon 1", ["dimension", "required"]),
-        ("--noise gamma-norm --epsilon 1 --dimension 0", ["dimension = 0", "at least 1"]),
-        ("--noise-multiplier 1", ["noise_multiplier", "gaussian"]),
-        ("--noise laplace --epsilon 1", ["dimension", "required"]),
-        ("--noise cauchy --epsilon 1", ["cauchy", "'exponential-norm'", "'laplace'", "package.module:Class"]),
-        ("--noise-parameter epsilon", ["--noise-parameter 'epsilon'", "NAME=VALUE"]),
-        ("--noise-parameter epsilon=much", ["epsilon=much", "number"]),
-        ("--noise-parameter scale=1", ["scale: requires", "exponential-norm, which takes epsilon"]),
-        ("--epsilon 0.1 --theta 1", ["theta = 1.0", "between 0 and 1"]),
-        ("--epsilon 0.1 --delta 0", ["delta = 0.0", "between 0 and 1"]),
-        ("--epsilon 0.1 --tau-max -1", ["tau_max = -1", "at least 0"]),
-        ("--epsilon 0.1 --batch-size 0", ["batch_size = 0", "at least 1"]),
-        ("--epsilon 0.1 --sigma 1e200", ["float64"]),
-        ("--epsilon 0.1 --rule halve", ["rule = 'halve'", "theta", "table"]),
-        ("--noise laplace", ["epsilon: required with --noise laplace"]),
-        ("--epsilon 0.1 --batch-size many", ["--batch-size", "integer"]),
-        ("--epsilon 0.1 --colour red", ["--colour"]),
-    ],
-)
-def test_a_wrong_schedule_exits_with_2_and_says_why(mapa: Mapa, options: str, words: list[str]) -> None:
-    done = mapa(*BARE, *options.split(), "--json")
-    assert done.code == 2
-    assert done.out == ""
-    for word in words:
-        assert word in done.err
-
-
 # -- simulate ---------------------------------------------------------------------------------------------
 
 
@@ -194,60 +152,6 @@ def test_a_person_gets_a_table_and_where_the_records_are(mapa: Mapa, scenario: s
     (run,) = (tmp_path / "elsewhere").iterdir()
     assert run.name in done.out
     assert not (tmp_path / "runs").exists()
-
-
-def test_set_changes_any_field_and_the_flags_win(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
-    done = mapa(
-        "simulate", scenario, "--json", "--set", "iterations=12", "--set", "algorithm.name=audp",
-        "--set", "seed=9", "--set", "privacy.epsilon=[0.5, 2]", "--edges", "2", "--seed", "3",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    summary = json.loads(done.out)
-    assert (summary["updates"], summary["algorithm"], summary["seed"]) == (12, "audp", 3)
-    (run,) = (tmp_path / "runs").iterdir()
-    resolved = json.loads((run / "manifest.json").read_text())["scenario"]
-    assert resolved["privacy"]["epsilon"] == [0.5, 2]
-    assert (resolved["edges"], resolved["algorithm"]["theta"]) == (2, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--set", "edge=5"], ["edge = 5", "unknown key", "edges"]),
-        (["--set", "edges=0"], ["edges = 0", "≥ 1"]),
-        (["--set", "edges=five"], ["edges = 'five'", "integer"]),
-        (["--set", "edges=true"], ["edges = True", "integer"]),
-        (["--set", "algorithm.theta=2"], ["algorithm.theta = 2", "< 1"]),
-        (["--set", "algorithm.name=fedavg"], ["algorithm.name = 'fedavg'", "'csgd'"]),
-        (["--set", "privacy.noise=cauchy"], ["privacy.noise = 'cauchy'", "'gaussian'"]),
-        (["--noise-parameter", "scale=1"], ["privacy.scale = 1: unknown key", "epsilon"]),
-        (["--set", "privacy.noise=gaussian"], ["noise_multiplier"]),
-        (["--set", "iterations="], ["iterations: missing"]),
-        (["--set", "iterations"], ["--set 'iterations'", "KEY=VALUE"]),
-        (["--set", "iterations.many=1"], ["iterations is not a table"]),
-        (["--set", "delays.kind=recorded", "--set", "delays.file=no.csv"], ["delays.file = 'no.csv'"]),
-        (["--set", "batch_size=5000", "--set", "data.sampler=poisson"], ["batch_size = 5000", "shard"]),
-        (["--set", "privacy.epsilon_floor=2"], ["epsilon = 1.0", "floor"]),
-        (["--set", "algorithm.first_clip=1e-200"], ["algorithm.first_clip = 1e-200", "≥ 1e-09"]),
-        (["--set", "model.name=nobody"], ["model.name = 'nobody'", "lr"]),
-        (["--set", "data.set=nobody"], ["data.set = 'nobody'", "mnist-5k"]),
-        (["--engine", "quick"], ["engine = 'quick'", "vectorised"]),
-        (["--engine", "vectorised", "--set", "delays.kind=constant"], ["engine = 'vectorised'", "cyclic"]),
-        (["--engine", "block", "--set", "data.sampler=shuffled"], ["data.sampler = 'shuffled'"]),
-        (["--seed", "-1"], ["seed = -1", "≥ 0"]),
-        (["--edges", "0"], ["edges = 0", "≥ 1"]),
-    ],
-)
-def test_a_mistake_exits_with_2_names_itself_and_writes_nothing(
-    mapa: Mapa, scenario: str, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    done = mapa("simulate", scenario, "--json", *arguments)
-    assert done.code == 2, (done.out, done.err)
-    for word in words:
-        assert word in done.err
-    assert "Traceback" not in done.err
-    assert done.out == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 @pytest.mark.parametrize(
@@ -349,18 +253,6 @@ def test_the_default_scenario_is_sound_and_the_replicas_are_named_so() -> None:
 # -- the program ------------------------------------------------------------------------------------------
 
 
-def test_without_a_command_it_says_what_there_is(mapa: Mapa) -> None:
-    done = mapa()
-    for command in ("schedule", "simulate", "scenario", "data"):
-        assert command in done.out + done.err
-
-
-def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
-    done = mapa("edge", "--broker", "127.0.0.1:1", "--run", "lab", "--replace-budget")
-    assert done.code == 2
-    assert "--total-epsilon" in done.err
-
-
 def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
     found = commands()
     assert set(found) == {"", *COMMANDS}
@@ -382,17 +274,11 @@ def test_every_example_is_taken_by_its_command() -> None:
         command.make_context(name, words[1 + len(own) :])  # exits where an option is unknown or wrong
 
 
-def test_help_names_version_and_gather_in_plain_words(mapa: Mapa) -> None:
-    assert "show the version" in mapa("--help").out
-    said = mapa("cloud", "--help").out
-    assert "start with the edges present after N idle seconds" in said
-    assert "3 no edge has budget left" in said
-
-
-def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+def test_options_and_set_are_fields_of_the_scenario(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
     done = mapa(
         "simulate", scenario, "--json", "--iterations", "12", "--epsilon", "[0.5, 2]", "--edges", "2",
-        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15",
+        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15", "--set", "seed=9",
+        "--set", "algorithm.name=audp",
     )  # fmt: skip
     assert done.code == 0, done.err
     (run,) = (tmp_path / "runs").iterdir()
@@ -400,35 +286,8 @@ def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: st
     assert resolved["privacy"]["noise"] == "exponential-norm"  # only a gaussian law gives way to ε
     assert resolved["privacy"]["epsilon"] == [0.5, 2]
     assert [link["name"] for link in resolved["links"]] == ["lan", "wan"]
-    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["data", "get"], ["names or --scenario", "mnist-5k"]),
-        (["data", "get", "mnist", "--scenario", "quickstart"], ["names or --scenario"]),
-        (["data", "get", "mnist", "--set", "data.set=usps"], ["--set", "--scenario"]),
-        (
-            ["cloud", "quickstart", "--broker", "b", "--run", "r", "--connect-timeout", "nan"],
-            ["nan", "at least 0"],
-        ),
-        (
-            ["cloud", "quickstart", "--broker", "b", "--run=-x"],
-            ["--run", "'-x'", "begin with a letter"],
-        ),
-        (["observe", "--broker", "b:0", "--run", "r", "--out", "o"], ["'b:0'", "HOST:PORT"]),
-        (["observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"], ["cert and key"]),
-    ],
-)
-def test_wrong_shared_options_exit_with_2(
-    mapa: Mapa, tmp_path: Path, arguments: list[str], words: list[str]
-) -> None:
-    done = mapa(*arguments)
-    assert done.code == 2, done.err
-    for word in words:
-        assert word in done.err
-    assert list(tmp_path.iterdir()) == []
+    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)  # its own options win
+    assert (resolved["algorithm"]["name"], resolved["algorithm"]["theta"]) == ("audp", 0.5)
 
 
 def test_a_commands_former_name_still_works_and_is_said_once(mapa: Mapa) -> None:

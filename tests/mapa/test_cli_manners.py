@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from mapa.commands.options import REPORTING
 from mapa.reference import cli_page, commands, options_of
 from mapa.scenario_files import load_scenario, shipped_names
 from tests.mapa.test_cli import SMALL
-from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, start_mapa
+from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa, run_program, start_mapa
 
 PROBE = """
 import sys
@@ -38,14 +37,8 @@ print(code, *sorted(heavy), file=sys.stderr)
 
 
 def imported_by(*words: str, cwd: Path = ROOT) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *words],
-        cwd=cwd,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    env = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = run_program(sys.executable, "-c", PROBE, *words, env=env, cwd=cwd)
     return done.stderr.splitlines()[-1]
 
 
@@ -58,6 +51,20 @@ def test_help_and_a_mistyped_command_load_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for words, code in ((["rnu"], "2"), (["runs", "list"], "0")):  # typer itself loads pydantic for options
         assert set(imported_by(*words, cwd=tmp_path).split()) <= {code, "pydantic", "importlib.metadata"}
+
+
+def test_no_help_loads_what_takes_long() -> None:
+    probe = (
+        "import sys; from mapa.reference import commands; commands()\n"
+        "slow = {'torch', 'scipy', 'dp_accounting', 'matplotlib', 'docker', 'sklearn'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    light = (
+        "import sys; from mapa.cli import build; build(sys.argv[1:])\n"
+        "assert not {'cloud.service', 'mapa.simulation', 'paho'} & set(sys.modules)"
+    )
+    for code, *words in ((probe,), (light, "run"), (light, "simulate")):
+        subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_the_help_shows_what_the_commands_say_of_themselves() -> None:
@@ -133,9 +140,7 @@ def test_any_error_is_one_line(
 
 
 def test_quiet_and_verbose_exclude_each_other(mapa: Mapa) -> None:
-    done = mapa("simulate", "quickstart", "-q", "-v")
-    assert done.code == 2
-    assert "at most one" in done.err
+    assert "at most one" in mapa.refusal("simulate", "quickstart", "-q", "-v")
 
 
 def test_quiet_prints_the_result_alone_and_verbose_prints_lines(mapa: Mapa, tmp_path: Path) -> None:
@@ -225,6 +230,7 @@ def test_colours_are_for_terminals_whose_owner_wants_them(
 
 
 def test_what_is_piped_has_no_escape_sequences(mapa: Mapa) -> None:
+    assert "simulate" in mapa().out  # without a command it says what there is
     for words in (["--help"], ["scenarios"], ["fly"], ["runs", "show", "nothing"]):
         done = mapa(*words)
         assert "\x1b" not in done.out + done.err
@@ -273,4 +279,4 @@ def test_scenarios_are_shown_side_by_side(mapa: Mapa) -> None:
     assert {row["model"] for row in only} == {"lr"}
     assert {row["data"] for row in only} == {"usps"}
     assert "quickstart" in mapa("scenarios").out
-    assert json.loads(mapa("scenarios", "--model", "nobody", "--json").out) == []
+    assert mapa.rows("scenarios", "--model", "nobody") == []

@@ -59,7 +59,7 @@ def test_counts_lose_nothing_and_stay_bounded(places: list[float], buckets: int)
     counts = Counts(buckets, 0.25)
     for x in places:
         counts.add(x)
-    assert counts.total == len(places)
+    assert sum(counts.counts) == len(places)
     assert len(counts.counts) <= buckets
     for i, count in enumerate(counts.counts):
         low, high = i * counts.width, (i + 1) * counts.width
@@ -79,15 +79,6 @@ def test_a_heat_map_loses_nothing_and_stays_bounded(places: list[tuple[int, int]
             inside = [1 for x, y in places if int(x / heat.width) == i and y // heat.height == j]
             assert count == len(inside)
     assert sum(map(sum, heat.cells)) == len(places)
-
-
-@pytest.mark.parametrize("buckets", [2, 3, 7])
-def test_an_odd_bucket_survives_the_halving(buckets: int) -> None:
-    envelope = Envelope(buckets)
-    for x in range(1000):
-        envelope.add(x, -x if x % 97 == 0 else x)
-    kept = [y for _, y, _ in envelope.points()]
-    assert (min(kept), max(kept)) == (-970, 999)
 
 
 @given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))

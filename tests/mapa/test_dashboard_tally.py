@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,8 +20,9 @@ from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
-from mapa.dashboard.watch import Watch
+from mapa.dashboard.watch import Followed, Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
+from tests.verification_support import spoiled
 
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -28,62 +30,6 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
-
-
-def rows(*keys: str) -> st.SearchStrategy[Any]:
-    """Tables whose keys are known, and whose values are anything."""
-    return table(*keys) | st.lists(table(*keys) | ANYTHING, max_size=3)
-
-
-def table(*keys: str) -> st.SearchStrategy[Any]:
-    sound = st.integers(0, 3)
-    return st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ODD | sound))
-
-
-EDGE_ROWS = rows(
-    *("edge", "edge_id", "applied", "joins", "gone", "last_sequence", "staleness_mean", "staleness_max"),
-    *("link", "round_trip_ms", "asked_delay_ms", "epsilon", "releases", "reason", "method"),
-)
-SUMMARY: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("updates", "iterations", "seconds", "reason", "warning", "best_accuracy"), ODD),
-    "metrics": ODD | rows("name", "better", "share") | st.just([{"name": "accuracy", "better": "higher"}]),
-    "staleness": ODD | table("mean", "p50", "p90", "p99", "max"),
-    "edges": ODD | EDGE_ROWS,
-    "network": ODD | EDGE_ROWS,
-    "privacy": ODD
-    | st.fixed_dictionaries(
-        {}, optional={"edges": EDGE_ROWS, **dict.fromkeys(("words", "epsilon", "delta"), ODD)}
-    ),
-    "refused": ODD | table("old", "size"),
-    "dropped": ODD | table("old", "size"),
-    "evaluations": ODD | rows("updates", "stage", "accuracy", "loss"),
-    "stages": ODD | rows("stage", "t", "sensitivity", "variance", "learning_rate", "length", "tau_max"),
-}
-MANIFEST = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": ODD,
-        "started": ODD,
-        "shard_sizes": ODD | st.just([100]),
-        "scenario": ODD
-        | st.fixed_dictionaries(
-            {"batch_size": ODD | st.just(8)},
-            optional={
-                "algorithm": ODD
-                | table("smoothness", "sigma", "theta", "delta", "loss_gap", "radius", "rule").map(
-                    lambda found: {**found, "name": "mapa"}
-                ),
-                "privacy": ODD
-                | table("total_epsilon", "total_delta").map(
-                    lambda found: {**found, "clipping": "per-sample", "scope": "all"}
-                ),
-                "data": ODD
-                | table("set", "largest_batch").map(lambda found: {**found, "sampler": "poisson"}),
-                **dict.fromkeys(("edges", "iterations", "seed", "links", "local"), ODD),
-            },
-        ),
-    },
-)
 
 
 def hostile(value: object) -> str:
@@ -94,6 +40,11 @@ def hostile(value: object) -> str:
 KEYS = st.sampled_from(
     ["edge", "edge_id", "t", "staleness", "sequence", "time", "reason", "stage", "sensitivity", "accuracy"]
 )
+SCENARIO = {
+    "privacy": {"clipping": "per-sample", "scope": "all"},
+    "data": {"sampler": "poisson"},
+    "batch_size": 8,
+}
 EVENTS = st.sampled_from(
     [
         *("gradient_applied", "edge_joined", "edge_gone", "evaluated", "stage_opened", "gradient_refused"),
@@ -108,6 +59,20 @@ def sections(watch: Watch) -> dict[str, Any]:
         watch.read()
     watch.refresh()
     return json.loads(watch.changed_since(-1))  # type: ignore[no-any-return]
+
+
+def asked(watch: Watch) -> list[int]:
+    """Return the numbers of releases whose ε is to be computed."""
+    return [releases for _, releases, _, _ in watch.missing()]
+
+
+def accounted(watch: Watch) -> dict[str, Any]:
+    """Return the sections once all questions are answered."""
+    sections(watch)
+    while missing := watch.missing():
+        watch.answer(missing)
+        sections(watch)
+    return sections(watch)
 
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
@@ -175,19 +140,27 @@ def test_hostile_records_are_counted_and_never_break_a_page(
     watch.listed()
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("ended"), iterations=10, edges=2)
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(MANIFEST, st.fixed_dictionaries({}, optional=SUMMARY), ANYTHING, st.booleans())
+@given(st.data(), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
+    ended: Path,
     tmp_path_factory: pytest.TempPathFactory,
-    manifest: dict[str, Any],
-    summary: dict[str, Any],
+    data: st.DataObject,
     value: Any,
     recorded: bool,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    (path / "manifest.json").write_text(hostile(manifest))
-    (path / "summary.json").write_text(hostile(summary))
+    for name in ("manifest.json", "summary.json"):
+        document = json.loads((ended / name).read_text())
+        for _ in range(data.draw(st.integers(0, 4))):
+            document = spoiled(data, document, ODD)
+        (path / name).write_text(hostile(document))
     joined = {"event": "edge_joined", "edge": 0, "edge_id": "edge-0", "t": 1, "noise": "gaussian"}
     records = [{**joined, "noise_multiplier": 4.0}, applied(1)]
     (path / "events.jsonl").write_text(lines(*records) if recorded else "")
@@ -196,7 +169,7 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     )
     watch = Watch(path)
     assert sections(watch)["head"]["failed"] == []
-    list(watch.unaccounted())
+    watch.missing()
     json.dumps(RunsFolder(path.parent).lines(), allow_nan=False)
 
 
@@ -245,14 +218,9 @@ def test_the_list_does_not_wait_for_a_pipe_in_the_place_of_events(tmp_path: Path
 
 
 def test_code_that_records_name_is_not_loaded() -> None:
-    scenario = {
-        "privacy": {"clipping": "per-sample", "scope": "all"},
-        "data": {"sampler": "poisson"},
-        "batch_size": 8,
-    }
     joined = {"noise": "tests.no_such_module:Law", "noise_multiplier": 4.0}
-    assert release_kind(scenario, 100, joined) is None
-    assert release_kind(scenario, 100, {**joined, "noise": "gaussian"}) is not None
+    assert release_kind(SCENARIO, 100, joined) is None
+    assert release_kind(SCENARIO, 100, {**joined, "noise": "gaussian"}) is not None
 
 
 @pytest.mark.slow
@@ -298,70 +266,36 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     watch = Watch(path)
     sections(watch)
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [4, 3, 2, 1]  # what is spent by now is asked for first
-    for kind, releases in missing:
-        watch.account(kind, releases)
-    assert not list(watch.unaccounted())
-    curve = sections(watch)["privacy"]["curves"][0]
+    assert asked(watch) == [4, 3, 2, 1]  # the newest first
+    curve = accounted(watch)["privacy"]["curves"][0]
     assert curve["epsilon"] == sorted(curve["epsilon"])
     assert curve["epsilon"][-1] == stated["epsilon"]
     assert curve["releases"][-1] == stated["releases"]
 
 
 @pytest.mark.slow
-def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of_the_grid(
-    tmp_path: Path,
-) -> None:
-    path = simulated(tmp_path, iterations=13, edges=1, algorithm={"tau_max": 1})
-    stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
-    (path / "summary.json").unlink()
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["scenario"]["privacy"]["total_epsilon"] = stated["epsilon"]  # what 13 releases cost, and not 14
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    watch = Watch(path)
-    sections(watch)
-    asked = 0
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
-        asked += 1
-    assert asked < 14
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)  # none is on its way: none may be
-    watch.gathered.tally.edges[0].last_sequence = 12
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)
-
-
-@pytest.mark.slow
-def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path) -> None:
+def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent_nor_above_its_budget(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=5, edges=1, algorithm={"tau_max": 1})
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
     (path / "summary.json").unlink()
     watch = Watch(path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["last_sequence"] == stated["releases"] == 5
-    assert (lane["epsilon"], lane["epsilon_of"]) == (None, None)  # nothing is computed yet
-    missing = list(watch.unaccounted())
-    assert [releases for _, releases in missing] == [6, 8, 4, 3, 2, 1]  # the bound of now, and the next one
-    watch.account(*missing[0])
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert lane["epsilon_of"] == 6
-    assert lane["epsilon"] > stated["epsilon"]
-    watch.gathered.tally.edges[0].last_sequence = 6
-    assert (
-        next(watch.unaccounted())[1] == 8
-    )  # a point of the grid that is reached: one more may be on its way
-    watch.gathered.tally.edges[0].last_sequence = 5
+    assert (lane["epsilon"], lane["epsilon_of"], lane["epsilon_pending"]) == (None, None, True)
+    assert asked(watch) == [6, 10, 4, 3]  # the bound of now: one more may be on its way; and one for later
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"] > stated["epsilon"], lane["epsilon_of"]) == (True, 6)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["scenario"]["privacy"]["release_caps"] = [5]
+    manifest["scenario"]["privacy"]["release_caps"] = [5]  # none is on its way: none may be
     (path / "manifest.json").write_text(json.dumps(manifest))
     watch.refresh()
-    kind, releases = next(watch.unaccounted())
-    assert releases == 5  # a cap below the next point of the grid
-    watch.account(kind, releases)
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert lane["epsilon"] == stated["epsilon"]
+    assert asked(watch) == [5]
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"] >= stated["epsilon"], lane["epsilon_of"]) == (True, 5)
+    manifest["scenario"]["privacy"]["total_epsilon"] = stated["epsilon"]  # by Rényi DP 5 releases cost more
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    (lane,) = accounted(watch)["fleet"]["edges"]
+    assert (lane["epsilon"], lane["epsilon_exact"]) == (stated["epsilon"], False)
 
 
 def test_what_is_not_shown_is_counted(tmp_path: Path) -> None:
@@ -433,19 +367,10 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
     return path
 
 
-def accounted(watch: Watch) -> dict[str, Any]:
-    """Return the sections once all questions are answered."""
-    sections(watch)
-    while missing := next(watch.unaccounted(), None):
-        watch.account(*missing)
-    return sections(watch)
-
-
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
-    monkeypatch.setattr("mapa.dashboard.spending.max_messages", lambda budget, _: int(budget.epsilon / 0.1))
+    monkeypatch.setattr("mapa.dashboard.watch.epsilon", lambda _, releases, *__: 0.1 * releases)
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -467,11 +392,11 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
             last = {key: curve[key][-1] for key in ("epsilon", "t", "releases")}
             assert last == {"epsilon": lane["epsilon"], "t": spent, "releases": spent}
             assert curve["epsilon"] == sorted(curve["epsilon"])
-        missing = next(watch.unaccounted(), None)
-        if missing is None:
+        missing = watch.missing()[:1]
+        if not missing:
             assert lane["epsilon"] is not None
             break
-        watch.account(*missing)
+        watch.answer(missing)
     else:
         pytest.fail("the questions do not end")
 
@@ -480,8 +405,8 @@ def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all
 def test_an_edge_that_passed_its_budget_is_shown_with_what_it_spent(tmp_path: Path) -> None:
     watch = Watch(write_budgeted(tmp_path, 1.35, 17))
     (lane,) = accounted(watch)["fleet"]["edges"]
-    assert lane["epsilon"] == pytest.approx(2.4)
-    assert lane["epsilon_of"] == 24
+    assert lane["epsilon"] == pytest.approx(1.9)
+    assert lane["epsilon_of"] == 19
 
 
 @pytest.mark.usefixtures("a_tenth_each")
@@ -499,3 +424,31 @@ def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget
     page = sections(watch)
     assert (page["fleet"]["edges"][0]["epsilon"], page["fleet"]["edges"][0]["epsilon_exact"]) == (1.0, False)
     assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0
+
+
+def test_a_long_run_is_read_in_turns_and_encoded_once_for_all_viewers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK", 2000)
+    monkeypatch.setattr(reading, "LONGEST", 1000)
+    encoded: list[object] = []
+    usual = watch_module._encoded
+    monkeypatch.setattr(watch_module, "_encoded", lambda value: encoded.append(value) or usual(value))
+    run = Followed(Watch(write_live_run(tmp_path, "first", *(applied(t) for t in range(1, 101)))))
+
+    async def viewed() -> None:
+        await run.look(0)
+        assert run.watch.behind
+        assert 0 < json.loads(run.watch.changed_since(-1))["head"]["updates"] < 100
+        await run.look()
+        viewers = [run.messages() for _ in range(2)]
+        one, other = [await anext(viewer) for viewer in viewers]
+        assert one == other
+        assert json.loads(one.removeprefix(b"data: "))["head"]["updates"] == 100
+        for viewer in viewers:
+            await viewer.aclose()
+
+    asyncio.run(viewed())
+    assert len(encoded) == 2 * len(run.watch.encoded)  # once a look
+    assert not run.watch.refresh()
+    assert len(encoded) == 2 * len(run.watch.encoded)  # nothing was new

@@ -125,6 +125,30 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"name": "momentum", "rate": 0.2, "average": "ema"},
     {"name": "adam", "rate": 0.01, "average": "tail"},
 )
+SHUFFLED = {**PRIVATE, "data": {"sampler": "shuffled"}}
+UNLOGGED: dict[str, Any] = {"keep": False, "records": {"keep_gradients": False}}
+LOGGED_RUNS: dict[str, dict[str, Any]] = {
+    "seeded": {"seed": 3},
+    "not private": {"algorithm": {"name": "asgd"}},
+    "shared records": {"data": {"sampler": "poisson", "partition": "shared"}},
+    "local steps": {"local": {"steps": 3, "rate": 0.1}},
+    "diagnostics": {"records": {**LOGGED, "diagnostics": True}},
+    "no events, logged": {"records": {**LOGGED, "events": False}},
+    "tail that never began": {
+        "delays": TIMED,
+        "time_limit": 0.02,
+        "algorithm": {"name": "constant", "rate": 0.1, "average": "tail"},
+    },
+    "devices that are away": {"delays": TIMED, "devices": [DEVICE]},
+    "time limit": {"delays": TIMED, "time_limit": 0.1},
+    "diverged": {"algorithm": {"name": "constant", "rate": 1e38, "first_clip": 2.0}},
+    "budget spent": {"privacy": {**GAUSSIAN, "total_epsilon": 0.5}},
+    "paced": {
+        **PACED,
+        "delays": {**TIMED, "speeds": [1.0, 2.0, 4.0]},
+        "privacy": {"total_epsilon": 3.0, "pace": "own"},
+    },
+}
 Maker = Callable[[Path], Path]
 RUNS: dict[str, Maker] = {
     **{
@@ -139,10 +163,7 @@ RUNS: dict[str, Maker] = {
         f"sampler {one}": partial(
             simulated,
             records=LOGGED,
-            data={
-                "sampler": one,
-                **({"largest_batch": 9} if one == "truncated-poisson" else {}),
-            },
+            data={"sampler": one, **({"largest_batch": 9} if one == "truncated-poisson" else {})},
         )
         for one in SAMPLERS.names
     },
@@ -160,56 +181,24 @@ RUNS: dict[str, Maker] = {
         logged_run, model={"name": "softmax", "regularization": 0.01}, data={"sampler": "shuffled"}
     ),
     "local data, simulated": local,
-    "seeded": lambda runs: simulated(runs, seed=3, records=LOGGED),
-    "not private": lambda runs: simulated(runs, algorithm={"name": "asgd"}, records=LOGGED),
-    "shared records": lambda runs: simulated(
-        runs, data={"sampler": "poisson", "partition": "shared"}, records=LOGGED
-    ),
-    "local steps": lambda runs: simulated(runs, local={"steps": 3, "rate": 0.1}, records=LOGGED),
-    "diagnostics": lambda runs: simulated(runs, records={**LOGGED, "diagnostics": True}),
-    "no events, logged": lambda runs: simulated(runs, records={**LOGGED, "events": False}),
-    "no events, unlogged": lambda runs: simulated(runs, records={"events": False}),
-    "tail that never began": lambda runs: simulated(
-        runs,
-        records=LOGGED,
-        delays=TIMED,
-        time_limit=0.02,
-        algorithm={"name": "constant", "rate": 0.1, "average": "tail"},
-    ),
-    "devices that are away": lambda runs: simulated(runs, records=LOGGED, delays=TIMED, devices=[DEVICE]),
-    "devices that are away, unlogged": lambda runs: simulated(runs, delays=TIMED, devices=[DEVICE]),
-    "time limit": lambda runs: simulated(runs, records=LOGGED, delays=TIMED, time_limit=0.1),
-    "time limit, synchronous": lambda runs: simulated(runs, "synchronous", delays=TIMED, time_limit=0.1),
-    "diverged": lambda runs: simulated(
-        runs, records=LOGGED, algorithm={"name": "constant", "rate": 1e38, "first_clip": 2.0}
-    ),
-    "budget spent": lambda runs: simulated(runs, records=LOGGED, privacy={**GAUSSIAN, "total_epsilon": 0.5}),
-    "paced": lambda runs: simulated(
-        runs,
-        records=LOGGED,
-        delays={**TIMED, "speeds": [1.0, 2.0, 4.0]},
-        **{**PACED, "privacy": {"total_epsilon": 3.0, "pace": "own"}},
-    ),
-    "interrupted, events": lambda runs: interrupted(runs, "events", records=LOGGED),
-    "interrupted, unlogged": lambda runs: interrupted(runs, "events"),
-    "interrupted, block": lambda runs: interrupted(runs, "block"),
-    "network, lossy": lambda runs: logged_run(runs, share=0.2),
-    "network, shuffled": lambda runs: logged_run(runs, **{**PRIVATE, "data": {"sampler": "shuffled"}}),
-    "network, unlogged": lambda runs: logged_run(
-        runs, share=0.2, keep=False, records={"keep_gradients": False}, **PRIVATE
-    ),
-    "network, shuffled, unlogged": lambda runs: logged_run(
-        runs, keep=False, records={"keep_gradients": False}, **{**PRIVATE, "data": {"sampler": "shuffled"}}
-    ),
-    "network, no events": lambda runs: logged_run(runs, records={"events": False}, **PRIVATE),
-    "network, a refused edge": lambda runs: logged_run(runs, before=one_refuses, **PRIVATE),
-    "network, a refused edge, unlogged": lambda runs: logged_run(
-        runs, before=one_refuses, keep=False, records={"keep_gradients": False}, **PRIVATE
-    ),
-    "network, interrupted": lambda runs: logged_run(runs, first=in_the_middle, **PRIVATE),
-    "network, paced, a gradient beyond R_k": lambda runs: logged_run(runs, first=beyond_the_cap, **PACED),
-    "network, unlogged, a gradient beyond R_k": lambda runs: logged_run(
-        runs, first=beyond_the_cap, keep=False, records={"keep_gradients": False}, **PACED
+    **{name: partial(simulated, **{"records": LOGGED, **changes}) for name, changes in LOGGED_RUNS.items()},
+    "no events, unlogged": partial(simulated, records={"events": False}),
+    "devices that are away, unlogged": partial(simulated, delays=TIMED, devices=[DEVICE]),
+    "time limit, synchronous": partial(simulated, engine="synchronous", delays=TIMED, time_limit=0.1),
+    "interrupted, events": partial(interrupted, engine="events", records=LOGGED),
+    "interrupted, unlogged": partial(interrupted, engine="events"),
+    "interrupted, block": partial(interrupted, engine="block"),
+    "network, lossy": partial(logged_run, share=0.2),
+    "network, shuffled": partial(logged_run, **SHUFFLED),
+    "network, unlogged": partial(logged_run, share=0.2, **UNLOGGED, **PRIVATE),
+    "network, shuffled, unlogged": partial(logged_run, **UNLOGGED, **SHUFFLED),
+    "network, no events": partial(logged_run, records={"events": False}, **PRIVATE),
+    "network, a refused edge": partial(logged_run, before=one_refuses, **PRIVATE),
+    "network, a refused edge, unlogged": partial(logged_run, before=one_refuses, **UNLOGGED, **PRIVATE),
+    "network, interrupted": partial(logged_run, first=in_the_middle, **PRIVATE),
+    "network, paced, a gradient beyond R_k": partial(logged_run, first=beyond_the_cap, **PACED),
+    "network, unlogged, a gradient beyond R_k": partial(
+        logged_run, first=beyond_the_cap, **UNLOGGED, **PACED
     ),
 }
 

@@ -21,23 +21,19 @@ from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import SAMPLERS
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
-from mapa.cli import main
 from mapa.commands.ledger import ledger_command
-from tests.mechanism_support import SHUFFLED, work_of
+from tests.mechanism_support import SHUFFLED
+from tests.mechanism_support import release_kind as kind
+from tests.program_support import Mapa
 
 ONE, OTHER = "a" * 64, "b" * 64
 BUDGETS = [(0.1, 1e-5), (0.7, 1e-6), (2.0, 1e-5), (2.0, 1e-12), (4.0, 1e-3)]  # (ε, δ)
 
 
-def kind(law: NoiseLaw | None) -> ReleaseKind:
-    return ReleaseKind(Mechanism(law, 64), 800)
-
-
-SECURE, BARE = kind(Gaussian(8.0)), kind(None)
+SECURE, BARE = kind(Gaussian(8.0), 64, 800), kind(None, 64, 800)
 
 
 Stated = Callable[[Path], dict[str, Any]]
@@ -177,16 +173,11 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
     epsilon: float,
     delta: float,
     clipping: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    mapa: Mapa,
 ) -> None:
     asked = f"--releases {releases} --batch-size {batch} --shard {shard} --sampler {sampler} --clipping {clipping}"
-    command = f"mapa calibrate --total-epsilon {epsilon} --total-delta {delta} {asked}"
-    monkeypatch.setattr("sys.argv", command.split())
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    [printed] = re.findall(r"z = (\d+\.\d{6})$", capsys.readouterr().out.strip())
+    command = f"calibrate --total-epsilon {epsilon} --total-delta {delta} {asked}"
+    [printed] = re.findall(r"z = (\d+\.\d{6})$", mapa(*command.split()).out.strip())
     mechanism = Mechanism(None, batch, SAMPLERS.make(sampler, {}), CLIPPINGS.make(clipping, {}))
     this = ReleaseKind(replace(mechanism, law=Gaussian(float(printed))), shard)
     spent = total([Spent(this, this.charges(releases))], delta, replace_one=False).epsilon
@@ -231,7 +222,7 @@ def test_kinds_that_differ_are_composed_alike_whatever_their_runs_are_called(
 ) -> None:
     for name in ("r", "r2"):
         ledger_of(tmp_path / name / "0", cut(3), 9)
-        ledger_of(tmp_path / name / "1", cut(shards), 6, name, kind=kind(Gaussian(5.0)))
+        ledger_of(tmp_path / name / "1", cut(shards), 6, name, kind=kind(Gaussian(5.0), 64, 800))
     alike, apart = (stated(tmp_path / name) for name in ("r", "r2"))
     assert alike["method"] == apart["method"] == "odometer"
     assert alike["epsilon"] == apart["epsilon"]
@@ -249,9 +240,9 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
 
 # -- budgets -------------------------------------------------------------------------------------------
 
-PURE = ReleaseKind(Mechanism(GammaNorm(0.1), 64), 800)
-EPOCHS = ReleaseKind(Mechanism(GammaNorm(0.1), 100, SHUFFLED), 800)
-STEPS = ReleaseKind(Mechanism(GammaNorm(0.1), 64, work=work_of(3)), 800)
+PURE = kind(GammaNorm(0.1), 64, 800)
+EPOCHS = kind(GammaNorm(0.1), 100, 800, SHUFFLED)
+STEPS = kind(GammaNorm(0.1), 64, 800, steps=3)
 
 
 def budget_in(document: dict[str, Any], number: int = 0) -> tuple[Any, Any]:
@@ -263,7 +254,7 @@ def budget_in(document: dict[str, Any], number: int = 0) -> tuple[Any, Any]:
 def test_what_is_left_of_a_budget_is_what_the_edge_may_still_release(
     tmp_path: Path, stated: Stated, capsys: pytest.CaptureFixture[str], this: ReleaseKind
 ) -> None:
-    ledger_of(tmp_path, cut(5), 1, "first", kind=kind(GammaNorm(0.5)), budget=Budget(0.4, 0.0))
+    ledger_of(tmp_path, cut(5), 1, "first", kind=kind(GammaNorm(0.5), 64, 800), budget=Budget(0.4, 0.0))
     ledger_of(tmp_path, cut(5), this.batches_per_epoch, "second", kind=this)  # a budget binds every later run
     document = stated(tmp_path)
     kept, left = budget_in(document)

@@ -174,9 +174,7 @@ def test_the_command_line_says_what_to_do(
     mapa, scenario = Mapa(capsys, monkeypatch), str(write_toml(tmp_path / "clinic.toml", local_values()))
     where = ("--runs-dir", str(tmp_path / "runs"), "--data-dir", str(tmp_path))
     one, other = map(str, files(tmp_path, 40, 70))
-    done = mapa("simulate", scenario, "--data", one, "--data", other, *where, "--json")
-    assert done.code == 0, done.err
-    run = json.loads(done.out)
+    run = mapa.rows("simulate", scenario, "--data", one, "--data", other, *where)
     assert run["final_accuracy"] is None
     compared = mapa("compare", run["path"], "--out", str(tmp_path / "picture"))
     assert compared.code == 0, compared.err
@@ -185,7 +183,7 @@ def test_the_command_line_says_what_to_do(
     (Path(run["path"]) / "summary.json").unlink()
     manifest = Path(run["path"]) / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"shard_sizes": []}))
-    document = json.loads(mapa("ledger", run["path"], "--json").out)
+    document = mapa.rows("ledger", run["path"])
     assert [row["shard_size"] for row in document["edges"]] == [8, 8]
     assert any("Edges do not tell how many records they bring" in word for word in document["words"])
     assert mapa("data", "get", "--scenario", scenario, "--data-dir", str(tmp_path)).code == 0
@@ -195,13 +193,14 @@ def test_the_command_line_says_what_to_do(
         assert "mapa edge --data FILE" in done.err
     done = mapa("simulate", "quickstart", "--data", one, *where)
     assert (done.code, "data.set = 'local'" in done.err) == (2, True)
-    done = mapa("edge", "--broker", "localhost:1", "--run", "r", "--data-name", "x")
-    assert (done.code, "--data-name: requires --data" in done.err) == (2, True)
+    assert "--data-name: requires --data" in mapa.refusal(
+        "edge", "--broker", "localhost:1", "--run", "r", "--data-name", "x"
+    )
     monkeypatch.setenv("MAPA_DATA_REGISTRY", str(tmp_path / "registry.sqlite3"))
     here = ("--broker", "localhost:1", "--run", "r", "--state-dir", str(tmp_path / "state"))
-    done = mapa("edge", *here, "--data", str(tmp_path / "none.csv"))
-    assert (done.code, "cannot be read" in done.err) == (2, True)
+    assert "cannot be read" in mapa.refusal("edge", *here, "--data", str(tmp_path / "none.csv"))
     bad = tmp_path / "bad.csv"
     bad.write_text("age,dose,ill\n5,1,0\n5,x,1\n")
-    done = mapa("simulate", scenario, "--data", str(bad), "--data", other, *where)
-    assert (done.code, "row 2, column 'dose'" in done.err) == (2, True)
+    assert "row 2, column 'dose'" in mapa.refusal(
+        "simulate", scenario, "--data", str(bad), "--data", other, *where
+    )

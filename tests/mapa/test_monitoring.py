@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -264,22 +263,3 @@ def test_the_page_lists_every_metric_as_the_code_has_it() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| `mapa_.*$", page, re.M)
     assert tables == [*rows_of(CLOUD), *rows_of(EDGE)]
-
-
-def commands(page: str) -> list[list[str]]:
-    """Return the `mapa` commands of the page's blocks, as words."""
-    text = "\n".join(re.findall(r"^```\n(.*?)^```$", page, re.M | re.S))
-    found = [line.split("#")[0].split() for line in text.splitlines()]
-    return [words[1:] for words in found if words[:1] == ["mapa"]]
-
-
-def test_the_commands_of_the_page_are_ones_that_mapa_has() -> None:
-    import typer
-
-    from mapa.cli import build
-
-    given = commands((ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8"))
-    assert {words[0] for words in given} == {"cloud", "edge", "export"}
-    for words in given:
-        group: Any = typer.main.get_command(build([words[0]]))
-        assert group.commands[words[0]].make_context(words[0], words[1:])

@@ -9,8 +9,8 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from common.errors import RecordsError
-from mapa.cli import main
 from mapa.recording import open_records
+from tests.program_support import Mapa
 
 
 def interrupted(path: Path, wrote: str) -> None:
@@ -43,17 +43,11 @@ def test_an_older_run_of_the_same_name_is_not_touched(tmp_path: Path) -> None:
     [["simulate"], ["run", "--broker", "127.0.0.1:1"], ["cloud", "--broker", "127.0.0.1:1", "--run", "lab"]],
 )
 def test_records_that_cannot_be_written_are_an_error_of_one_line(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapa: Mapa
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("MAPA_DATA_DIR", str(data_directory(os.environ)))
-    monkeypatch.setattr(
-        "sys.argv",
-        ["mapa", words[0], "quickstart", *words[1:], "--runs-dir", str(tmp_path / "file" / "runs")],
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    said = capsys.readouterr().err
+    runs = ("--runs-dir", str(tmp_path / "file" / "runs"))
+    said = mapa.refusal(words[0], "quickstart", *words[1:], *runs, code=1)
     assert said.startswith("error: --runs-dir")
     assert len(said.splitlines()) == 1

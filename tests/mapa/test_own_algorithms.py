@@ -17,7 +17,6 @@ from common.algorithms import algorithm_names
 from common.errors import ConfigurationError
 from common.quantities import Vector
 from common.scenario.scenario import parse_scenario, parse_welcome
-from mapa.cli import main
 from mapa.container import service
 from mapa.recording import record_simulation
 from mapa.scenario_files import load_scenario
@@ -25,6 +24,7 @@ from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from tests.core_support import recorded, small_scenario, small_world
 from tests.mapa.test_conversation import Talk
+from tests.program_support import Mapa
 
 FEDASYNC = {"name": "tests.algorithms.fedasync:FedAsync", "rate": 0.4, "power": 0.7}
 FEDBUFF = {"name": "tests.algorithms.fedbuff:FedBuff", "rate": 0.2, "size": 3}
@@ -129,19 +129,9 @@ NOWHERE = ("--broker", "127.0.0.1:1", "--run", "r", "--connect-timeout", "0")  #
     ],
 )
 def test_a_mistake_about_the_algorithm_exits_with_2_before_anything_is_written_or_sent(
-    command: tuple[str, ...],
-    change: str,
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    command: tuple[str, ...], change: str, words: list[str], mapa: Mapa, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["mapa", *command, "--set", change])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    said = capsys.readouterr().err
-    assert exit_.value.code == 2, said
+    said = mapa.refusal(*command, "--set", change)
     for word in words:
         assert word in said
     assert list(tmp_path.iterdir()) == []
@@ -155,21 +145,10 @@ def test_a_container_is_refused_the_same(name: str) -> None:
         load_scenario(arguments[1], changes)
 
 
-def test_the_algorithms_and_their_options_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (["algorithms", "--json"], ["algorithms", "--json", FEDBUFF["name"]]):
-        monkeypatch.setattr("sys.argv", ["mapa", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        assert not exit_.value.code
-    lines = capsys.readouterr().out
-    built_in, own = (
-        json.loads(part) for part in (lines[: lines.index("]\n[") + 1], lines[lines.index("]\n[") + 1 :])
-    )
+def test_the_algorithms_and_their_options_are_listed(mapa: Mapa) -> None:
+    built_in, [fedbuff] = mapa.rows("algorithms"), mapa.rows("algorithms", str(FEDBUFF["name"]))
     assert [one["name"] for one in built_in] == list(algorithm_names())
     assert [one["name"] for one in built_in if not one["private"]] == ["asgd", "csgd"]
-    [fedbuff] = own
     assert fedbuff["about"] == "x stays until m gradients have come, then moves by their mean."
     assert [(one["name"], one["default"]) for one in fedbuff["options"]] == [("rate", None), ("size", 4)]
     assert fedbuff["options"][1]["allowed"] == "an integer, ≥ 1 and ≤ 10000"
@@ -179,17 +158,13 @@ def test_the_algorithms_and_their_options_are_listed(
 
 
 def test_a_file_in_the_current_folder_is_listed_as_the_help_offers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapa: Mapa
 ) -> None:
     source = (Path(__file__).parents[1] / "algorithms" / "fedasync.py").read_text(encoding="utf-8")
     (tmp_path / "listed_own_algos.py").write_text(source, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mapa", "algorithms", "--json", "listed_own_algos:FedAsync"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert json.loads(capsys.readouterr().out)[0]["name"] == "listed_own_algos:FedAsync"
+    [listed] = mapa.rows("algorithms", "listed_own_algos:FedAsync")
+    assert listed["name"] == "listed_own_algos:FedAsync"
 
 
 @pytest.mark.parametrize(("name", "private"), [("mapa", True), ("asgd", False), ("csgd", False)])

@@ -33,8 +33,7 @@ from common.scenario.scenario import parse_welcome
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from experiments.audit.battery import battery
-from experiments.audit.defects import put_to_test
-from experiments.audit.game import familywise
+from experiments.audit.game import familywise, put_to_test
 from mapa.scenario_files import load_scenario
 from tests.core_support import small_scenario
 from tests.edge.test_worker import X, worker

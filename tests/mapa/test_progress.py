@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from common.accounting import budget as budgets
-from common.accounting import total as totals
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.records.tally import Tally
@@ -123,7 +122,7 @@ def test_a_run_says_what_noise_it_looks_for_and_its_summary_holds_it(
     scenario = small_scenario(batch_size=60, data={"sampler": "poisson"}, privacy={"total_epsilon": 3.0})
     stated = []
     for _process in range(2):
-        for function in (budgets._calibrated, budgets.max_charges, totals._total):
+        for function in (budgets._calibrated, budgets.max_charges):
             function.cache_clear()
         said: list[str] = []
         found = calibrated(scenario, [60] * 4, said.append)

@@ -17,9 +17,71 @@ from experiments.reproduce.report import as_markdown
 from mapa import recording
 from mapa.commands.compare import compare_command, describe
 from tests.core_support import small_world
+from tests.mapa.test_cli import BARE, SMALL
 from tests.program_support import Mapa
 
 EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
+CLOUD = ("cloud", "quickstart", "--broker", "b")
+
+
+# behind `mapa schedule` with the paper's constants
+OF_SCHEDULE = [
+    ("", ["epsilon", "required"]),
+    ("--epsilon 0", ["epsilon = 0.0", "≥ 1e-09 and ≤ 1e+09"]),
+    ("--epsilon nan", ["epsilon = nan", "≥ 1e-09"]),
+    ("--epsilon 0.1 --epsilon -1", ["epsilon = -1.0"]),
+    ("--epsilon 1e-200", ["epsilon = 1e-200", "≥ 1e-09"]),
+    (
+        "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
+        ["epsilon: requires", "gamma-norm", "takes noise_multiplier"],
+    ),
+    ("--epsilon 0.1 --noise gaussian --dimension 5", ["epsilon"]),
+    ("--noise gaussian --dimension 5", ["noise_multiplier", "required"]),
+    ("--noise gaussian --noise-multiplier 1", ["dimension", "required"]),
+    ("--noise gamma-norm --epsilon 1", ["dimension", "required"]),
+    ("--noise gamma-norm --epsilon 1 --dimension 0", ["dimension = 0", "at least 1"]),
+    ("--noise-multiplier 1", ["noise_multiplier", "gaussian"]),
+    ("--noise laplace --epsilon 1", ["dimension", "required"]),
+    ("--noise cauchy --epsilon 1", ["cauchy", "'exponential-norm'", "'laplace'", "package.module:Class"]),
+    ("--noise-parameter epsilon", ["--noise-parameter 'epsilon'", "NAME=VALUE"]),
+    ("--noise-parameter epsilon=much", ["epsilon=much", "number"]),
+    ("--noise-parameter scale=1", ["scale: requires", "exponential-norm, which takes epsilon"]),
+    ("--epsilon 0.1 --theta 1", ["theta = 1.0", "between 0 and 1"]),
+    ("--epsilon 0.1 --delta 0", ["delta = 0.0", "between 0 and 1"]),
+    ("--epsilon 0.1 --tau-max -1", ["tau_max = -1", "at least 0"]),
+    ("--epsilon 0.1 --batch-size 0", ["batch_size = 0", "at least 1"]),
+    ("--epsilon 0.1 --sigma 1e200", ["float64"]),
+    ("--epsilon 0.1 --rule halve", ["rule = 'halve'", "theta", "table"]),
+    ("--noise laplace", ["epsilon: required with --noise laplace"]),
+    ("--epsilon 0.1 --batch-size many", ["--batch-size", "integer"]),
+    ("--epsilon 0.1 --colour red", ["--colour"]),
+]
+# behind `mapa simulate` with a small scenario
+OF_SIMULATE = [
+    (["--set", "edge=5"], ["edge = 5", "unknown key", "edges"]),
+    (["--set", "edges=0"], ["edges = 0", "≥ 1"]),
+    (["--set", "edges=five"], ["edges = 'five'", "integer"]),
+    (["--set", "edges=true"], ["edges = True", "integer"]),
+    (["--set", "algorithm.theta=2"], ["algorithm.theta = 2", "< 1"]),
+    (["--set", "algorithm.name=fedavg"], ["algorithm.name = 'fedavg'", "'csgd'"]),
+    (["--set", "privacy.noise=cauchy"], ["privacy.noise = 'cauchy'", "'gaussian'"]),
+    (["--noise-parameter", "scale=1"], ["privacy.scale = 1: unknown key", "epsilon"]),
+    (["--set", "privacy.noise=gaussian"], ["noise_multiplier"]),
+    (["--set", "iterations="], ["iterations: missing"]),
+    (["--set", "iterations"], ["--set 'iterations'", "KEY=VALUE"]),
+    (["--set", "iterations.many=1"], ["iterations is not a table"]),
+    (["--set", "delays.kind=recorded", "--set", "delays.file=no.csv"], ["delays.file = 'no.csv'"]),
+    (["--set", "batch_size=5000", "--set", "data.sampler=poisson"], ["batch_size = 5000", "shard"]),
+    (["--set", "privacy.epsilon_floor=2"], ["epsilon = 1.0", "floor"]),
+    (["--set", "algorithm.first_clip=1e-200"], ["algorithm.first_clip = 1e-200", "≥ 1e-09"]),
+    (["--set", "model.name=nobody"], ["model.name = 'nobody'", "lr"]),
+    (["--set", "data.set=nobody"], ["data.set = 'nobody'", "mnist-5k"]),
+    (["--engine", "quick"], ["engine = 'quick'", "vectorised"]),
+    (["--engine", "vectorised", "--set", "delays.kind=constant"], ["engine = 'vectorised'", "cyclic"]),
+    (["--engine", "block", "--set", "data.sampler=shuffled"], ["data.sampler = 'shuffled'"]),
+    (["--seed", "-1"], ["seed = -1", "≥ 0"]),
+    (["--edges", "0"], ["edges = 0", "≥ 1"]),
+]
 
 
 @pytest.mark.parametrize(
@@ -44,29 +106,36 @@ EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
         (("audit", "quickstart", "--iterations", "0"), ["--iterations"]),
         (("ledger", ".", "--delta", "1"), ["delta = 1.0"]),
         (("ledger", ".", "--delta", "-0.1"), ["delta = -0.1"]),
-        (("simulate", "quickstart", "--set", "data.set=foo"), ["data.set = 'foo'", "usps", "mnist-5k"]),
-        (("simulate", "quickstart", "--set", "model.name=foo"), ["model.name = 'foo'", "cnn"]),
+        (("data", "get"), ["names or --scenario", "mnist-5k"]),
+        (("data", "get", "mnist", "--scenario", "quickstart"), ["names or --scenario"]),
+        (("data", "get", "mnist", "--set", "data.set=usps"), ["--set", "--scenario"]),
+        ((*CLOUD, "--run", "r", "--connect-timeout", "nan"), ["nan", "at least 0"]),
+        ((*CLOUD, "--run=-x"), ["--run", "'-x'", "begin with a letter"]),
+        (("observe", "--broker", "b:0", "--run", "r", "--out", "o"), ["'b:0'", "HOST:PORT"]),
+        (("observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"), ["cert and key"]),
+        ((*EDGE, "--replace-budget"), ["--total-epsilon"]),
         (("simulate", "quickstart", "--engine", "synchronous"), ["delays.kind = 'cyclic'"]),
+        *(((*BARE, *options.split(), "--json"), said) for options, said in OF_SCHEDULE),
+        *((("simulate", "small.toml", "--json", *options), said) for options, said in OF_SIMULATE),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_it_is_refused_with_2_and_its_name(
     mapa: Mapa, tmp_path: Path, words: tuple[str, ...], said: list[str]
 ) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
     done = mapa(*words)
-    assert done.code == 2, (done.out, done.err)
+    assert (done.code, done.out) == (2, ""), done.err
     for word in said:
         assert word in done.err
     assert "Traceback" not in done.err
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
 
 def test_a_delta_of_nought_is_nought(mapa: Mapa, tmp_path: Path) -> None:
     privacy = {"noise": "gamma-norm", "epsilon": 0.01}
     summary = recording.record_simulation(small_world(privacy=privacy), name="pure", runs=tmp_path / "runs")
-    done = mapa("ledger", summary["path"], "--delta", "0", "--json")
-    assert done.code == 0, done.err
-    stated = json.loads(done.out)
+    stated = mapa.rows("ledger", summary["path"], "--delta", "0")
     assert stated["delta"] == 0
     assert stated["epsilon"] is not None
 
@@ -126,6 +195,6 @@ def test_a_run_that_is_interrupted_before_its_first_update_has_all_of_its_record
 
 def test_a_cloud_refuses_a_scenario_that_it_could_not_tell_its_edges(mapa: Mapa) -> None:
     options = 'model.options={"a\\nb" = 1}'
-    ended = mapa("cloud", "quickstart", "--set", options, "--broker", "127.0.0.1:1", "--run", "odd")
-    assert ended.code == 2
-    assert "must be printable" in ended.err
+    assert "must be printable" in mapa.refusal(
+        "cloud", "quickstart", "--set", options, "--broker", "127.0.0.1:1", "--run", "odd"
+    )

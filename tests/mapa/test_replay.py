@@ -15,8 +15,14 @@ from cloud.algorithm import Update
 from cloud.assembly import begin
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector
-from mapa.verification.log_replay import LogReplay, scenario_of, start_of
-from mapa.verification.replay import AS_LOGGED, REMADE, other_scenario
+from mapa.verification.replay import (
+    AS_LOGGED,
+    REMADE,
+    LogReplay,
+    other_scenario,
+    scenario_of,
+    start_of,
+)
 from mapa.verification.untrusted_files import MANIFEST, of_directory
 from tests.program_support import Mapa
 from tests.verification_support import (
@@ -54,7 +60,7 @@ def test_another_model_exits_with_1_and_a_run_without_a_log_with_2(mapa: Mapa, c
     model.write_bytes(content)
     code, told = replayed(mapa, copy, "--no-gradients")
     assert code == 1
-    assert not told["same_model"]
+    assert not told["same_model"], told
     assert "numbers differ" in told["words"][0]
     shutil.rmtree(copy / "log")
     code, told = replayed(mapa, copy)
@@ -150,7 +156,7 @@ def test_without_the_data_it_says_what_was_not_checked(mapa: Mapa, copy: Path) -
 def logged_arrivals(path: Path) -> tuple[Any, list[tuple[GradientArrived, GradientApplied]]]:
     files = of_directory(path)
     scenario = scenario_of(files.manifest)
-    steps = LogReplay(start_of(files, scenario).server()).steps(files)
+    steps = LogReplay(start_of(files, scenario).server).steps(files)
     applied = [
         (event, effect)
         for event, effects in steps

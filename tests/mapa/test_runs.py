@@ -84,9 +84,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_a_real_run_is_listed_shown_and_removed(mapa: Mapa, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    done = mapa("simulate", "small.toml", "--json")
-    assert done.code == 0, done.err
-    summary = json.loads(done.out)
+    summary = mapa.rows("simulate", "small.toml")
     (row,) = mapa.rows("runs", "list")
     assert (row["state"], row["updates"], row["iterations"]) == ("finished", 30, 30)
     assert row["value"] == summary["final_accuracy"]
@@ -187,9 +185,7 @@ def test_runs_are_filtered_sorted_and_limited(mapa: Mapa, runs: Path) -> None:
     assert names("--sort", "run") == ["new", "old", "other"]
     assert names("--state", "diverged") == ["new"]
     assert names("--algorithm", "mapa", "--limit", "1") == ["new"]
-    wrong = mapa("runs", "list", "--sort", "colour")
-    assert wrong.code == 2
-    assert "epsilon" in wrong.err
+    assert "epsilon" in mapa.refusal("runs", "list", "--sort", "colour")
     assert mapa("runs", "list", "--runs-dir", "nowhere").code == 2
 
 
@@ -328,7 +324,7 @@ def test_show_says_how_a_killed_run_goes_on(mapa: Mapa, runs: Path) -> None:
     path = make_run(runs, "killed", summary=False)
     assert "not possible: it has no checkpoint" in mapa("runs", "show", "killed").out
     (path / "checkpoints" / "000001").mkdir(parents=True)
-    said = json.loads(mapa("runs", "show", "killed", "--json").out)
+    said = mapa.rows("runs", "show", "killed")
     assert said["next"]["resume"] == "mapa cloud --resume killed --broker HOST"
     assert said["state"] == "killed"
     assert {one["file"] for one in said["files"]} == {"manifest.json", "events.jsonl"}
@@ -341,4 +337,4 @@ def test_a_statement_of_any_size_is_shown_in_part(mapa: Mapa, runs: Path) -> Non
     said = mapa("runs", "show", "long").out
     assert len(said) < 10_000
     assert "and 50 lines more; --json has all" in said
-    assert json.loads(mapa("runs", "show", "long", "--json").out)["statement"] == words
+    assert mapa.rows("runs", "show", "long")["statement"] == words

@@ -1,4 +1,4 @@
-"""Cloud and edges keep to one BLAS thread, unless the user says otherwise."""
+"""Cloud, edges and simulations keep to one BLAS thread, unless the user says otherwise."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def threads(command: str, **said: str) -> str:
     return run_program(sys.executable, "-c", SCRIPT, command, env={**environ, **said}).stdout.strip()
 
 
-@pytest.mark.parametrize("command", ["run", "cloud", "edge"])
-def test_services_take_one_thread_before_numpy_is_there(command: str) -> None:
+@pytest.mark.parametrize("command", ["run", "cloud", "edge", "simulate"])
+def test_what_trains_takes_one_thread_before_numpy_is_there(command: str) -> None:
     assert threads(command) == "1 1"
 
 
 def test_the_users_word_stays_and_other_commands_are_left_alone() -> None:
     assert threads("cloud", OMP_NUM_THREADS="4") == "None 4"
-    assert threads("simulate") == "None None"
+    assert threads("export") == "None None"
 
 
 def test_children_get_one_thread_or_what_the_user_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from common.errors import ConfigurationError
+from common.records.gradient_log import Kind, LogReader
 from common.records.tally import Tally
+from common.scenario.scenario import Scenario
+from common.wire import v1
+from common.wire.codings.coding import coded_bytes
+from common.wire.codings.registry import CODINGS
 from mapa.recording import record_simulation
 from mapa.simulation.simulator import check_world, simulate
+from mapa.simulation.synchronous import check_synchronous_scenario
+from mapa.simulation.vectorised import check_vectorised_scenario
 from tests.algorithm_support import begun
 from tests.core_support import recorded, small_world
 from tests.program_support import PATIENCE, eventually, start_mapa
@@ -362,3 +370,28 @@ def await_growth(runs: Path, running: subprocess.Popen[str]) -> None:
         return any(path.stat().st_size for path in runs.glob("*/events.jsonl"))
 
     eventually(grows, "an event on disk")
+
+
+# -- coded messages -----------------------------------------------------------------------------------------
+
+INT8 = {"compression": {"gradients": "int8", "models": "int8"}}
+
+
+def test_a_simulated_run_codes_as_a_testbed_does_and_its_log_has_the_coded_bytes(tmp_path: Path) -> None:
+    plain, coded = (simulate(small_world(seed=3, **changes)) for changes in ({}, INT8))
+    again = simulate(small_world(seed=3, **INT8), logged=tmp_path)
+    assert coded.x.tobytes() == again.x.tobytes() != plain.x.tobytes()
+    np.testing.assert_allclose(coded.x, plain.x, atol=0.2 * float(np.abs(plain.x).max()))
+    entries = [entry for entry in LogReader(tmp_path) if entry.kind is Kind.GRADIENT]
+    assert len(entries) == coded.tally.updates
+    coding, n = CODINGS["int8"], coded.x.size
+    assert {len(entry.body) for entry in entries} == {v1.HEADER_BYTES + coded_bytes(coding, n)}
+    assert {entry.arrived.gradient.size for entry in entries} == {n}
+
+
+@pytest.mark.parametrize("check", [check_vectorised_scenario, check_synchronous_scenario])
+def test_an_engine_that_codes_nothing_says_so(check: Callable[[Scenario], None]) -> None:
+    delays = {"kind": "cyclic" if check is check_vectorised_scenario else "uniform"}
+    check(small_world(delays=delays).scenario)
+    with pytest.raises(ConfigurationError, match="compression says int8"):
+        check(small_world(delays=delays, **INT8).scenario)

@@ -16,7 +16,7 @@ import pytest
 from common.records.reader import Record, read_events
 from mapa.container_run import NUMBER, PROJECT, Stack
 from mapa.runs import NewRun
-from tests.program_support import ROOT, run_program
+from tests.program_support import ROOT, assert_each_once, run_program
 
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.
 MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
@@ -123,13 +123,5 @@ def compose(engine: Any, runs: Path, **environment: str) -> Iterator[Compose]:
 
 
 def assert_applied_exactly_once(records: Records, updates: int) -> Counter[int]:
-    """Check the record of every update: t from 1 to T, no (edge, sequence) twice, none left out."""
-    applied = records.named("gradient_applied")
-    assert [event["t"] for event in applied] == list(range(1, updates + 1))
-    for event in applied:
-        assert event["staleness"] == event["t"] - event["version"] >= 0
-    per_edge = Counter(event["edge"] for event in applied)
-    for edge, count in per_edge.items():
-        sequences = [event["sequence"] for event in applied if event["edge"] == edge]
-        assert sequences == list(range(1, count + 1)), f"edge {edge}: a gradient was lost or applied twice"
-    return per_edge
+    """Check the record of every update; return how many each edge has."""
+    return assert_each_once(records.named("gradient_applied"), updates)
