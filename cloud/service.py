@@ -251,15 +251,12 @@ class CloudService:
     def on_gradient(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
-<<<<<<< HEAD
-            if self.quick and quick_way.take(self, edge_id, payload):
+            size, plain = self.server.model.size, payload
+            if self._codings:
+                plain = expand(payload, self._codings, size)
+            elif self.quick and quick_way.take(self, edge_id, payload):
                 return
-            arrived = codec.decode_gradient(edge_id, payload, self.server.model.size)
-=======
-            size = self.server.model.size
-            plain = expand(payload, self._codings, size) if self._codings else payload
             arrived = codec.decode_gradient(edge_id, plain, size)
->>>>>>> main
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
             raise
@@ -401,16 +398,11 @@ class CloudService:
         Where some wait for room or a connection it waits behind them, or fast edges would starve the others.
         """
         peer.sent, topic = now, peer.model_topic
-        if not self.models.waiting and self.channel.publish(topic, *codec.model_parts(effect)):
+        if not self.models.waiting and self._publish_model(topic, effect):
             if self.traffic.replies is not None:
                 self.traffic.replies.observe(self.loop.now() - now)
             return
         if not self.models.waiting:
-<<<<<<< HEAD
-=======
-            if self._publish_model(topic, effect):
-                return
->>>>>>> main
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(
                 f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
