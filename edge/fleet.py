@@ -71,7 +71,7 @@ class FleetSettings:
     policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     credentials: Credentials = field(default_factory=Credentials)
     connect_timeout: float = 60.0
-    accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
+    accounts: Mapping[str, Credentials] | None = None  # by edge id; None: all have `credentials`
     own: OwnData | None = None  # records that these edges bring themselves
     metrics: socket.socket | None = None  # None: no metrics are served
     report_every: float | None = None  # seconds between two lines of progress; None: doubled each time
@@ -82,7 +82,8 @@ class BackgroundThread:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ending = False
         self._thread = threading.Thread(target=self._serve, name="mapa-background", daemon=True)
 
     def __call__(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
@@ -101,15 +102,17 @@ class BackgroundThread:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def end(self) -> None:
-        """Take no more jobs; wait for the one under way, but not for long: it ends with the process."""
-        self._jobs.put(None)
+    def end(self, hasten: Callable[[], None]) -> None:
+        """Begin no more jobs; wait for the one under way, but not for long: it ends with the process."""
+        self._ending = True
+        hasten()
+        self._jobs.put(lambda: None)  # it wakes a thread that has nothing to do
         if self._thread.is_alive():
             self._thread.join(_LAST_JOB)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        while not self._ending:
+            self._jobs.get()()
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -202,14 +205,12 @@ class EdgeFleet:
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts, credentials = self.settings.accounts, self.settings.credentials
-        if accounts is not None:
-            credentials = replace(credentials, username=edge_id, password=accounts[edge_id])
+        accounts = self.settings.accounts
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            credentials=credentials,
+            credentials=self.settings.credentials if accounts is None else accounts[edge_id],
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
@@ -253,7 +254,8 @@ class EdgeFleet:
         assert client.preparation is not None  # it names the link
         streams = streams_for(client.preparation.scenario.seed)
         generator = streams.at(client.preparation.worker.index, Purpose.LINK, 0)
-        return self.relays.open(link, self.settings.broker, generator).address
+        relay = self.relays.open(link, self.settings.broker, generator).address
+        return replace(relay, path=self.settings.broker.path)
 
     def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges."""
@@ -319,8 +321,7 @@ class EdgeFleet:
             client.leave("shutdown", code)
 
     def _release(self) -> None:
-        end_accountants()
-        self.background.end()
+        self.background.end(end_accountants)
         for client in self.clients:
             client.release()
         if self.state is not None:

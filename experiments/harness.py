@@ -170,9 +170,8 @@ def matching(items: Sequence[T], globs: Sequence[str], name: Callable[[T], str])
     """Return the items whose name matches one of the globs; all without globs. Refuse to return none."""
     chosen = [item for item in items if not globs or any(fnmatch(name(item), glob) for glob in globs)]
     if not chosen:
-        raise ConfigurationError(
-            f"only = {list(globs)}: matches none of {', '.join(sorted(set(map(name, items))))}"
-        )
+        names = ", ".join(sorted(set(map(name, items))))
+        raise ConfigurationError(f"only = {list(globs)}: matches none of {names}")
     return chosen
 
 
@@ -226,10 +225,7 @@ def read_values(path: Path, kind: type[D], most: Mapping[str, float]) -> list[D]
                     raise ConfigurationError(f"{place}: more than {_MOST_ROWS:,} lines")
                 if None in texts.values() or None in texts:
                     raise ConfigurationError(f"{place}: must have {len(columns)} values")
-                values = {
-                    column.name: _value(column, texts[column.name], most, place) for column in fields(kind)
-                }
-                rows.append(kind(**values))
+                rows.append(kind(**{c.name: _value(c, texts[c.name], most, place) for c in fields(kind)}))
             return rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigurationError(f"{path}: {error}") from error
@@ -316,9 +312,8 @@ def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator
 def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
     before = set(multiprocessing.active_children())
     with _one_thread_each():  # read when a child imports numpy, so it must be there before
-        pool = ProcessPoolExecutor(
-            min(jobs, len(tasks)), multiprocessing.get_context("spawn"), initializer=_begin_worker
-        )
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(jobs, len(tasks)), spawn, initializer=_begin_worker)
         try:
             waiting: dict[Future[R], T] = {pool.submit(work, task): task for task in tasks}
             for future in as_completed(waiting):
@@ -370,9 +365,8 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
     if ours:
         _expect_listener(address)
         try:
-            ray.init(
-                address=address, log_to_driver=False, include_dashboard=False if address is None else None
-            )
+            dashboard = False if address is None else None
+            ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(f"ray_address = {address!r}: {error}") from error
     try:

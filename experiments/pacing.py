@@ -122,8 +122,9 @@ def row_of(path: Path) -> RunRow:
 
 
 def spread(epsilons: Sequence[float]) -> float:
-    """Return how many times the least ε the largest is."""
-    return max(epsilons) / min(epsilons)
+    """Return how many times the least ε the largest is, over the edges that have released anything."""
+    spent = [epsilon for epsilon in epsilons if epsilon > 0] or [1.0]
+    return max(spent) / min(spent)
 
 
 def cases_of(rows: Sequence[RunRow]) -> list[dict[str, Any]]:

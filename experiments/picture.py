@@ -21,13 +21,11 @@ MOMENT = 2000  # updates: two thirds of the run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.picture", description=(__doc__ or "").partition("\n")[0]
-    )
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m experiments.picture", description=about)
     parser.add_argument("file", type=Path)
-    parser.add_argument(
-        "--view", default="fleet", choices=["fleet", "training", "staleness", "privacy", "traffic"]
-    )
+    views = ["fleet", "training", "staleness", "privacy", "traffic"]
+    parser.add_argument("--view", default="fleet", choices=views)
     parser.add_argument("--dark", action="store_true")
     arguments = parser.parse_args()
     program = find_chromium()

@@ -232,9 +232,8 @@ def attack(
     ΔS is 2C over the batch size of the attack.
     """
     if batch_size < 1 or releases < 1 or batch_size * releases > len(world.rows[0]):
-        raise ConfigurationError(
-            f"batch_size = {batch_size}, releases = {releases}: edge 0 has {len(world.rows[0])} images"
-        )
+        images = f"edge 0 has {len(world.rows[0])} images"
+        raise ConfigurationError(f"batch_size = {batch_size}, releases = {releases}: {images}")
     head = head_of(world.model)
     trained: dict[float | None, list[SendModel]] = {None: models_at(world, iterations)}
     if retrain:
@@ -362,10 +361,8 @@ def draw_sightings(
 ) -> list[Path]:
     """Write (name, reconstruction, nearest training image) rows."""
     titles = [("from the wire", "nearest image"), *[("", "")] * (len(pairs) - 1)]
-    rows = [
-        (name, list(zip(heads, images, strict=True)))
-        for heads, (name, *images) in zip(titles, pairs, strict=True)
-    ]
+    named = zip(titles, pairs, strict=True)
+    rows = [(name, list(zip(heads, images, strict=True))) for heads, (name, *images) in named]
     return _write(rows, shape, stem)
 
 

@@ -38,7 +38,7 @@ _TRAINED = (
 # By the words behind `mapa`: the first line of the help, which `mapa --help` shows without loading a command ("": it is
 # one of a group), and the words behind the name as an example.
 COMMANDS = {
-    "init": ("Write a project: a scenario, a model of one's own, and how to run it.", "my-project"),
+    "init": ("Write a project: a scenario, a model of your own, and how to run it.", "my-project"),
     "simulate": ("Simulate a scenario without a network.", "quickstart --seed 1 --set algorithm.theta=0.7"),
     "run": (
         "Train with a broker, a cloud and edge processes on this machine.",
@@ -145,6 +145,16 @@ COMMANDS = {
     "data where": ("", ""),
     "data show": ("", "quickstart --set data.partition=dirichlet"),
     "data get": ("", "--scenario cnn-mnist"),
+    "certs": ("Identities by certificate: make, enrol, revoke.", "init vm.example.org"),
+    "certs init": ("", "vm.example.org 192.0.2.7"),
+    "certs cloud": ("", ""),
+    "certs edge": ("", "lab-0 lab-1"),
+    "certs helper": ("", "witness"),
+    "certs enrol": ("", "north south --host vm.example.org"),
+    "certs revoke": ("", "north"),
+    "certs rotate": ("", "lab-0 broker"),
+    "certs show": ("", "--json"),
+    "certs passwords": ("", "lab=10 desk=2"),
     "devices": (
         "Devices that edges pose as: presets, and this machine measured.",
         "measure --name attic --against 0.4",
@@ -152,7 +162,7 @@ COMMANDS = {
     "devices list": ("", "--json"),
     "devices measure": ("", "--name attic --against 0.4"),
 }
-GROUPS = ("runs", "ledger", "scenario", "data", "devices")
+GROUPS = ("runs", "ledger", "scenario", "data", "certs", "devices")
 _PLACES = {  # where a command's function is, if not NAME_command in mapa/commands/NAME.py
     "schedule": "mapa.commands.schedule:schedule",
     "pace": "mapa.commands.devices:pace_command",

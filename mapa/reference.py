@@ -64,7 +64,7 @@ _LISTS = ("links", "devices")  # written [[links]]; the columns of a table are a
 _WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": ""}
 _OPEN = {
     "algorithm": "The options of the algorithm that is named stand beside these: [algorithms](algorithms.md).",
-    "privacy": "A noise law of one's own may have parameters beside these.",
+    "privacy": "A noise law of your own may have parameters beside these.",
 }
 
 

@@ -38,7 +38,7 @@ class FedAsync(FixedBound):
     )
     mix: str = option("step: gradients change x; model: as published", "step", choices=("step", "model"))
     window: int = option(
-        "mix = model: so many of the last models are kept; a gradient on an older one is left out",
+        "mix = model: how many of the last models are kept; a gradient on an older one is left out",
         64,
         at_least=1,
         at_most=10_000,

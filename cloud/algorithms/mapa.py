@@ -25,7 +25,7 @@ class Mapa(StepSchedule):
         only=("tau_max_from", "measured"),
     )
     tau_window: int = option(
-        "so many of the last updates are recent",
+        "how many of the last updates are recent",
         1000,
         at_least=1,
         at_most=100_000,

@@ -10,7 +10,7 @@ from common.datasets.dataset import Dataset, check_dataset
 from common.datasets.formats import NAMED
 from common.datasets.published import DatasetDescription, Download, NamedDataset
 from common.datasets.source import FileSource, Source, load_files
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, MapaError, require
 from common.own_code import import_dotted, is_dotted
 
 _KEY = "data.set"
@@ -20,9 +20,8 @@ DATA_SETS = tuple(NAMED)
 
 def named_dataset(name: str) -> NamedDataset:
     """Return the data set of that name; raise ConfigurationError for another one."""
-    if name not in NAMED:
-        allowed = f'one of {", ".join(DATA_SETS)}, or a dotted path "package.module:Class"'
-        raise ConfigurationError(f"{_KEY} = {name!r}: must be {allowed}")
+    allowed = f'one of {", ".join(DATA_SETS)}, or a dotted path "package.module:Class"'
+    require(name in NAMED, _KEY, repr(name), allowed)
     return NAMED[name]
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.quantities import Indices
 from common.randomness import permutation_of
 
@@ -82,19 +82,16 @@ MOST_VALUES = 1 << 31  # of one sample: more would not fit a message, and its pr
 def check_dataset(dataset: Dataset, where: str) -> Dataset:
     """Return the data set; raise ConfigurationError, begun with `where`, for how it breaks the contract."""
     shape, classes, bounds = dataset.shape, dataset.classes, dataset.target_range
-    if not is_shape(shape):
-        raise ConfigurationError(f"{where}: shape = {shape!r}: must be a tuple of whole numbers from 1")
-    if type(classes) is not int or classes < 0 or classes == 1:
-        raise ConfigurationError(f"{where}: classes = {classes!r}: must be at least 2, or 0 for real targets")
+    require(is_shape(shape), f"{where}: shape", shape, "a tuple of whole numbers from 1")
+    counted = type(classes) is int and classes >= 0 and classes != 1
+    require(counted, f"{where}: classes", repr(classes), "at least 2, or 0 for real targets")
     if (bounds is not None) != (classes == 0):
         raise ConfigurationError(
             f"{where}: target_range = {bounds!r} with classes = {classes}: needed with real targets"
             " (classes = 0), and only there"
         )
-    if bounds is not None and not is_range(bounds):
-        raise ConfigurationError(
-            f"{where}: target_range = {bounds!r}: must be two finite numbers, the lower first"
-        )
+    ranged = bounds is None or is_range(bounds)
+    require(ranged, f"{where}: target_range", bounds, "two finite numbers, the lower first")
     for part, samples in (("train", dataset.train), ("test", dataset.test)):
         if samples is not None and (fault := _fault(samples, dataset)):
             raise ConfigurationError(f"{where}: {part} {fault}")
@@ -151,11 +148,10 @@ def with_holdout(dataset: Dataset, count: int) -> Dataset:
     """
     if count == 0:
         return dataset
-    if not 0 < count < len(dataset.train):
-        raise ConfigurationError(
-            f"data.holdout = {count}: must be less than the {len(dataset.train)} training records of {dataset.name}"
-        )
-    kept, held = split_rows(len(dataset.train), count)
+    records = len(dataset.train)
+    few = f"less than the {records} training records of {dataset.name}"
+    require(0 < count < records, "data.holdout", count, few)
+    kept, held = split_rows(records, count)
     return replace(dataset, train=dataset.train.chosen(kept), test=dataset.train.chosen(held))
 
 

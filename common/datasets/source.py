@@ -12,7 +12,7 @@ from common.datasets.formats import NAMED
 from common.datasets.published import sha256_of
 from common.datasets.readers import is_saved, read_csv, read_images, read_npz, read_parquet, read_saved
 from common.datasets.schema import DataSchema, fault
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 
 FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
 DECLARED = (FILE, LOCAL)
@@ -34,9 +34,9 @@ def check_path(key: str, text: str) -> str:
     """Return a path that stays under the data directory: a peer may have named it."""
     path = PurePosixPath(text)
     parts = path.parts
-    inside = not path.is_absolute() and parts and ".." not in parts
-    if not inside or "\\" in text or ":" in text or not text.isprintable():
-        raise ConfigurationError(f"{key} = {text!r}: must be a path under the data directory, without '..'")
+    inside = not path.is_absolute() and bool(parts) and ".." not in parts
+    plain = "\\" not in text and ":" not in text and text.isprintable()
+    require(inside and plain, key, repr(text), "a path under the data directory, without '..'")
     known = NAMED.get(parts[0].lower().removesuffix(".npz"))
     if known is not None and known.in_data_dir:
         raise ConfigurationError(f"{key} = {text!r}: belongs to a known data set; use its name in data.set")
@@ -115,7 +115,7 @@ _READERS: dict[tuple[str, str], Callable[[Path, DataSchema], Samples]] = {
 def read_samples(path: Path, schema: DataSchema) -> Samples:
     """Return the samples of a .npz, .csv or .parquet file, of a folder of images by class, or of one of `datasets`.
 
-    Raise DataFaultError, which names file, row and column: print it here, and send it to nobody.
+    Raise DataFaultError, which names file, row and column: print it here and never send it.
     """
     if not path.exists():
         raise fault(path, "does not exist")

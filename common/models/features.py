@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.datasets.dataset import Samples
-from common.errors import ConfigurationError
+from common.errors import require
 from common.models.model import Features, Model
 
 # Rows that are unpacked at a time; a multiple of the transform's chunk, so that parts round as the whole.
@@ -135,8 +135,8 @@ def _head(name: str, about: str, content: memoryview[Any]) -> bytes:
 def user_cache(environ: Mapping[str, str] = os.environ) -> FeatureCache | None:
     """Return the cache of this user: MAPA_CACHE_DIR, or mapa in the user's cache folder; None: there is none."""
     text = environ.get(SIZE_VARIABLE, "").strip() or str(SIZE_MB)
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise ConfigurationError(f"{SIZE_VARIABLE} = {text!r}: must be a whole number of MB, 0 for no cache")
+    whole = text.isascii() and text.isdigit() and len(text) <= 9
+    require(whole, SIZE_VARIABLE, repr(text), "a whole number of MB, 0 for no cache")
     given, above, home = (environ.get(key, "").strip() for key in (FOLDER_VARIABLE, "XDG_CACHE_HOME", "HOME"))
     if not (given or above or home):
         return None

@@ -57,12 +57,12 @@ def run_of(manifest: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Return what produced a run; torch only where it was used."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    packages = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             if package != "torch" or "torch" in sys.modules:
-                found[package] = version(package)
-    return found
+                packages[package] = version(package)
+    return packages
 
 
 def machine_type() -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from common.algorithms import AlgorithmDescription
+from common.errors import require
 from common.mechanism.clipping import Clipping
 from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
 from common.options import check_belonging
@@ -84,10 +85,8 @@ def check_required(table: AlgorithmTable, described: AlgorithmDescription) -> No
 def check_clipping(clipping: Clipping, described: AlgorithmDescription, *, weighted: bool) -> None:
     """Refuse an algorithm without the clipping that it reads, and a coordinate that no algorithm reads."""
     given, needed = clipping.name, described.clipping
-    if needed is not None and given != needed:
-        raise ValueError(
-            f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
-        )
+    fits = needed is None or given == needed
+    require(fits, "privacy.clipping", repr(given), f"{needed!r} with algorithm.name = {described.name!r}")
     if clipping.extra and weighted:
         raise ValueError(
             f"privacy.clipping = {given!r}: not with weights by noise, which privacy.pace = 'own' has unless told"
@@ -103,7 +102,7 @@ def check_clipping(clipping: Clipping, described: AlgorithmDescription, *, weigh
 def filled(
     table: AlgorithmTable, described: AlgorithmDescription, *, model: str, dataset: str, edges: int
 ) -> AlgorithmTable:
-    """Check the algorithm's options; fill in what the known constants say, and ask for what nobody knows."""
+    """Check the algorithm's options; fill in what the known constants say, and ask for those that are unknown."""
     for option in described.options:
         if option.name in AlgorithmTable.model_fields:
             raise ValueError(
@@ -128,6 +127,6 @@ def filled(
     if table.tau_max is None:
         constants["tau_max"] = 1 if described.centralised else edges
     whole = AlgorithmTable.model_validate({**shared, **constants, **options})
-    if whole.first_clip is None and not whole.sigma:
-        raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
+    bounded = whole.first_clip is not None or bool(whole.sigma)
+    require(bounded, "algorithm.sigma", whole.sigma, "greater than 0 where no first_clip is given")
     return whole

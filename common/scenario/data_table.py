@@ -61,7 +61,7 @@ class SchemaTable(Table):
     ignore: Names = Field((), max_length=2000, description="columns that are not read")
     resize: bool = Field(False, description="bring images to the shape; else another size is an error")
     records_at_least: int = Field(
-        0, ge=0, lt=1 << 31, description="set = local: every edge has so many; 0: not said"
+        0, ge=0, lt=1 << 31, description="set = local: the fewest records of any edge; 0: not stated"
     )
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.scenario.scenario import Scenario
 
 _DRAWN = ("constant", "uniform", "exponential", "lognormal")  # delays whose mean is declared
@@ -27,11 +27,9 @@ def planned_releases(scenario: Scenario) -> list[int]:
     assert scenario.time_limit is not None  # Scenario has checked it
     paces = cycled(given, scenario.workers)
     releases = [max(1, math.floor(scenario.time_limit * pace)) for pace in paces]
-    if sum(releases) > scenario.iterations:
-        raise ConfigurationError(
-            f"iterations = {scenario.iterations}: must be at least {sum(releases)}, what all edges release in"
-            f" time_limit = {scenario.time_limit:g} s by privacy.gradients_per_second"
-        )
+    limit = f"time_limit = {scenario.time_limit:g} s by privacy.gradients_per_second"
+    enough = f"at least {sum(releases)}, what all edges release in {limit}"
+    require(sum(releases) <= scenario.iterations, "iterations", scenario.iterations, enough)
     return releases
 
 
@@ -51,7 +49,7 @@ def declared_paces(scenario: Scenario) -> list[float]:
 
 
 def _seconds(scenario: Scenario) -> list[float] | None:
-    """Return how long a gradient of each edge takes by what is declared, or in proportion to it; None: nobody says."""
+    """Return how long a gradient of each edge takes by what is declared, or in proportion to it; None: unknown."""
     delays, devices = scenario.delays, scenario.profiles
     speeds = cycled(delays.speeds, scenario.workers)
     if delays.kind == "recorded" or not (devices or len(set(speeds)) > 1):
@@ -75,8 +73,7 @@ def cycled(values: Sequence[float], workers: int) -> list[float]:
 
 def shared_out(total: int, paces: Sequence[float]) -> list[int]:
     """Return whole numbers, each at least 1, that add up to `total` and are in the proportion of the paces."""
-    if total < len(paces):
-        raise ConfigurationError(f"iterations = {total}: must be at least {len(paces)}, one for each edge")
+    require(total >= len(paces), "iterations", total, f"at least {len(paces)}, one for each edge")
     most = max(paces)  # so that no sum overflows
     whole = sum(pace / most for pace in paces)
     exact = [total * (pace / most) / whole for pace in paces]

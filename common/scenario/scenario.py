@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
 from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.mechanism.guarantee import Scope
 from common.mechanism.local_work import LocalWork
 from common.mechanism.mechanism import Mechanism
@@ -90,11 +90,8 @@ class Scenario(Table):
         if self.evaluation.every is None:  # a round number of updates, by T
             step = next((one for one in _STEPS if self.iterations <= 40 * one), _STEPS[-1])
             object.__setattr__(self, "evaluation", EvaluationTable(every=step))
-        if self.testbed.edges_at_least > self.edges:
-            raise ValueError(
-                f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
-                "the number of edges, or the run would never begin"
-            )
+        least, most = self.testbed.edges_at_least, f"at most {self.edges}, the number of edges"
+        require(least <= self.edges, "testbed.edges_at_least", least, f"{most}, or the run would never begin")
         self._check_mechanism()
         if self.privacy.gradients_per_second is not None and self.time_limit is None:
             raise ValueError("time_limit: needed with privacy.gradients_per_second")

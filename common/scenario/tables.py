@@ -397,7 +397,7 @@ class TestbedTable(Table):
         description="edges that can train to wait for before the first update; not given, and with"
         ' data.set = "local", all of them',
     )
-    # both drive timers of whoever is told of them: a peer must be able to make nobody spin or fall asleep
+    # both drive timers of the peers that are told of them: no peer may make another spin or fall asleep
     silent_after: float = Field(
         30.0, ge=0.1, le=86_400, description="seconds after which a silent edge is reported gone"
     )
@@ -437,7 +437,7 @@ class DeviceTable(Table):
         ge=1,
         le=LARGEST_SLOWDOWN,
         allow_inf_nan=False,
-        description="a gradient takes so many times as long",
+        description="how many times as long a gradient takes",
     )
     jitter: NonNegative | None = Field(
         None, le=LARGEST_JITTER, description="lognormal: σ of the logarithm; uniform: ± this share"

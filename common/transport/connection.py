@@ -11,8 +11,12 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from common.transport.channel import Will
+from common.transport.websocket import WebSocket
 
 DEFAULT_PORT = 1883
+WEBSOCKET = "wss://"
+_WEBSOCKET_PORT = 443
+_WEBSOCKET_PATH = "/mqtt"
 SIZE_HINT = "raise its limit (Mosquitto: message_size_limit and max_packet_size)"  # where it carries no model
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 
@@ -23,6 +27,7 @@ class BrokerAddress:
 
     host: str
     port: int = DEFAULT_PORT
+    path: str | None = None  # of MQTT over WebSocket, always with TLS
 
     @property
     def is_unix(self) -> bool:
@@ -41,20 +46,26 @@ class BrokerAddress:
     def __str__(self) -> str:
         if self.is_unix:
             return self.host
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        place = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return place if self.path is None else f"{WEBSOCKET}{place}{self.path}"
 
 
 def parse_address(text: str) -> BrokerAddress:
-    """Return the address of HOST, HOST:PORT, [IPv6]:PORT or /path/of/a/unix/socket."""
+    """Return the address of HOST, HOST:PORT, [IPv6]:PORT, wss://HOST[:PORT][/PATH] or /path/of/a/unix/socket."""
     if text.startswith("/"):
         return BrokerAddress(text, DEFAULT_PORT)
-    found = _ADDRESS.fullmatch(text)
-    port = int(found["port"] or DEFAULT_PORT) if found else 0
-    if not found or not 0 < port < 65536:
+    place, path, usual = text, None, DEFAULT_PORT
+    if text.startswith(WEBSOCKET):
+        place, slash, rest = text.removeprefix(WEBSOCKET).partition("/")
+        path, usual = slash + rest or _WEBSOCKET_PATH, _WEBSOCKET_PORT
+    found = _ADDRESS.fullmatch(place)
+    port = int(found["port"] or usual) if found else 0
+    if not found or not 0 < port < 65536 or re.search(r"[^!-~]", path or ""):
         raise ConfigurationError(
-            f"broker = {text!r}: expected HOST, HOST:PORT, [IPv6]:PORT or /path/of/a/socket, port 1 to 65535"
+            f"broker = {text!r}: expected HOST, HOST:PORT, [IPv6]:PORT, {WEBSOCKET}HOST[:PORT][/PATH] or"
+            " /path/of/a/socket, port 1 to 65535"
         )
-    return BrokerAddress(found["six"] or found["host"], port)
+    return BrokerAddress(found["six"] or found["host"], port, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,11 @@ class TlsFiles:
         for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
             if path is not None and not path.is_file():
                 raise ConfigurationError(f"tls: {name} = {str(path)!r}: no such file")
+
+    @classmethod
+    def identity(cls, folder: Path) -> TlsFiles:
+        """Return the files of an identity as `mapa certs` writes them."""
+        return cls(ca=folder / "ca.pem", cert=folder / "cert.pem", key=folder / "key.pem")
 
     def context(self) -> ssl.SSLContext:
         """Return the SSL context; the broker's host name is always checked."""
@@ -142,8 +158,8 @@ class MqttOptions:
     max_unsent: int = 1 << 26  # bytes that the broker has not taken; beyond, QoS 0 must wait with its sender
 
 
-def open_socket(options: MqttOptions) -> socket.socket:
-    """Connect by TCP (with TCP_NODELAY), TLS or a unix socket; raise OSError."""
+def open_socket(options: MqttOptions) -> socket.socket | WebSocket:
+    """Connect by TCP (with TCP_NODELAY), TLS, WebSocket over TLS or a unix socket; raise OSError."""
     address = options.address
     if address.is_unix:
         plain = socket.socket(socket.AF_UNIX)
@@ -157,9 +173,13 @@ def open_socket(options: MqttOptions) -> socket.socket:
         # Without it on both ends small messages fall to a tenth of the rate.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls = options.credentials.tls
-        if tls is None:
+        if address.path is not None:
+            tls = tls or TlsFiles()
+        elif tls is None:
             return plain
-        return tls.context().wrap_socket(plain, server_hostname=options.server_name or address.host)
+        name = options.server_name or address.host
+        plain = tls.context().wrap_socket(plain, server_hostname=name)
+        return plain if address.path is None else WebSocket(plain, name, address.path)
     except BaseException:
         plain.close()
         raise

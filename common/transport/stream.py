@@ -22,6 +22,7 @@ from itertools import islice
 
 from common.errors import LocalProtocolError
 from common.transport.channel import UNREAD, Bytes
+from common.transport.websocket import WebSocket
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
@@ -52,7 +53,7 @@ def publish_head(topic: str, payload_bytes: int, retain: bool) -> bytes:
 class PacketStream:
     """The bytes of one connection, both ways. Reading is the loop's; any thread may write, one at a time."""
 
-    def __init__(self, sock: socket.socket, *, max_packet: int, max_unsent: int) -> None:
+    def __init__(self, sock: socket.socket | WebSocket, *, max_packet: int, max_unsent: int) -> None:
         self._sock = sock
         self._buffer = bytearray(_READ_AHEAD)
         self._view = memoryview(self._buffer)
@@ -71,7 +72,8 @@ class PacketStream:
         self.unsent = 0  # bytes of it
         self._writing = threading.Lock()
         self._goodbye = False  # a DISCONNECT was sent
-        self._gathers = hasattr(sock, "sendmsg") and not isinstance(sock, ssl.SSLSocket)
+        framed = isinstance(sock, ssl.SSLSocket | WebSocket)
+        self._gather = None if framed else getattr(sock, "sendmsg", None)
 
     # reading
 
@@ -98,7 +100,7 @@ class PacketStream:
     @property
     def decrypted(self) -> bool:
         """Whether TLS holds bytes that have come."""
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+        return isinstance(self._sock, ssl.SSLSocket | WebSocket) and self._sock.pending() > 0
 
     def take_publish(self) -> tuple[bytes, bytes] | None:
         """Return topic and payload of a QoS 0 publish that is next and whole.
@@ -207,7 +209,7 @@ class PacketStream:
         The parts are not copied, so they must never change. At once, never several answers together: that saves a
         quarter of our processor time and costs a quarter of the rate, because broker and edges idle meanwhile.
         """
-        if not self._gathers:
+        if self._gather is None:
             parts = (b"".join(parts),)
         with self._writing:
             if self._waiting:
@@ -216,7 +218,7 @@ class PacketStream:
                 sent = 0
             else:
                 try:
-                    sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(parts[0])
+                    sent = self._gather(parts) if self._gather else self._sock.send(parts[0])
                 except _WOULD_BLOCK:
                     sent = 0
             for part in parts:
@@ -235,8 +237,8 @@ class PacketStream:
             waiting = self._waiting
             while waiting:
                 try:
-                    if self._gathers:
-                        sent = self._sock.sendmsg(islice(waiting, _GATHERED))
+                    if self._gather is not None:
+                        sent = self._gather(islice(waiting, _GATHERED))
                     else:
                         sent = self._sock.send(waiting[0])
                 except _WOULD_BLOCK:

@@ -18,7 +18,9 @@ from common.scenario.parts import noised_dimension
 from edge.worker import EdgeWorker, Shard
 from experiments.audit.claims import Floats
 from experiments.audit.design import (
+    CHOSEN,
     CLIP,
+    LIKELY,
     LOUD,
     CodedGradients,
     Design,
@@ -70,9 +72,9 @@ def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game
     design = replace(message, mechanism=mechanism, shard_size=blocks * _BATCH * _OF_EPOCH, releases=releases)
     assert mechanism.law is not None
     noise = 4 * mechanism.law.relative_second_moment(size) / size
-    # after so many releases a canary in every batch stands out from noise and the others' codes
+    # after this number of releases a canary in every batch stands out from noise and the others' codes
     learning = min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
-    game = design.game(name, rounds) if releases > 1 else design.likely(name, rounds)
+    game = design.game(name, rounds) if releases > 1 else design.game(name, rounds, **LIKELY)
 
     def prepare(seed: int) -> tuple[Game, int]:
         row = _most_drawn_row(design, learning, seed)
@@ -83,9 +85,8 @@ def most_drawn(name: str, message: Design, shard_size: int, rounds: int) -> Game
             return made
 
         epoch = design.shard_size // _BATCH
-        after = (
-            -(-learning // epoch) * epoch
-        )  # what was learned from is not judged, nor the rest of its epoch
+        # what was learned from is not judged, nor the rest of its epoch
+        after = -(-learning // epoch) * epoch
         return replace(game, worker=worker, turning=False, after=after), seed
 
     return replace(game, preparing=learning, prepare=prepare)
@@ -129,7 +130,7 @@ def battery(
 ) -> list[Game]:
     """Return every game of an edge's mechanism on a shard of this size; of a release that claims nothing, the first.
 
-    What is played follows from what the parts state of themselves, so that parts of one's own are played alike.
+    What is played follows from what the parts state of themselves, so that a user's own parts are played alike.
     """
     law, sampler, clipping, b = mechanism.law, mechanism.sampler, mechanism.clipping, mechanism.batch_size
     sampled, repeats = mechanism.amplification.sampled, sampler.places(b) > 1
@@ -147,17 +148,17 @@ def battery(
         regularization=regularization,
     )
     one = replace(message, mechanism=replace(mechanism, work=SingleStep()))
-    games: list[Game] = [one.threshold("one release, canary in the batch", rounds)]
+    games: list[Game] = [one.game("one release, canary in the batch", rounds, **CHOSEN)]
     if mechanism.steps > 1:
         name = f"one message of {mechanism.steps} local steps, canary in every batch"
-        games.append(message.likely(name, max(rounds, _MESSAGES * rounds // mechanism.steps)))
+        games.append(message.game(name, max(rounds, _MESSAGES * rounds // mechanism.steps), **LIKELY))
     if law is None or mechanism.scope is not Scope.ALL or not np.isfinite(one.claim.value):
         return games
     if sampled and shard_size > b:
-        games.append(replace(one, shard_size=shard_size).threshold("one release, as sampled", rounds))
+        games.append(replace(one, shard_size=shard_size).game("one release, as sampled", rounds, **CHOSEN))
     if sampler.by_epoch:
         epoch = replace(one, shard_size=2 * b, releases=2)
-        games.append(epoch.threshold("an epoch of two releases", rounds))
+        games.append(epoch.game("an epoch of two releases", rounds, **CHOSEN))
     spread = replace(one, canary=float(LOUD) * unit(np.ones(dimension), law.norm))
     composed = 9 if isinstance(law, Gaussian) else 1
     above = replace(one, canary=1.5 * last, releases=composed)
@@ -176,11 +177,19 @@ def battery(
         replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension, law)).game(
             "coordinates, layers and norms to 20 C in turn", rounds
         ),
-        spread.exact("one release, spread canary, exactly there", 2 * rounds),
-        above.likely(
+        # more coordinates exactly where the canary would put them than where none would
+        spread.game(
+            "one release, spread canary, exactly there",
+            2 * rounds,
+            score=spread.aim.exact,
+            learner=None,
+            threshold=0.5,
+        ),
+        above.game(
             f"{composed} release{'s' * (composed > 1)}, canary just above C",
             2 * rounds // composed,
             fresh_runs=True,
+            **LIKELY,
         ),
         replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
     ]
@@ -188,7 +197,9 @@ def battery(
         steps = replace(spread, mechanism=mechanism)
         games.append(lagged(f"two messages {alike}", steps, pairs))
     if sampled:
-        games.append(replace(one, shard_size=2 * b).likely("one release, sampled at rate 1/2", 2 * rounds))
+        games.append(
+            replace(one, shard_size=2 * b).game("one release, sampled at rate 1/2", 2 * rounds, **LIKELY)
+        )
         if not clipping.opposed:
             against = replace(one, shard_size=b + 1, canary=-float(LOUD) * last, others=last)
             games.append(against.game("one release, the others pull against the canary", rounds))

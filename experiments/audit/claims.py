@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,20 +75,8 @@ def _binomial(trials: int, rate: float) -> Floats:
     return np.asarray(np.exp(log_choose + special.xlogy(k, rate) + special.xlog1py(trials - k, -rate)))
 
 
-class ReleaseClaim(Protocol):
-    """A statement about one release, in one number."""
-
-    figure: ClassVar[str]  # what the number is: ε or μ
-
-    @property
-    def value(self) -> float:
-        """Return the claimed number; infinite: nothing is claimed."""
-
-    def least(self, fpr: Floats, fnr: Floats) -> Floats:
-        """Return the least number that error rates of at most these allow."""
-
-    def epsilon(self, value: float, delta: float) -> float:
-        """Return the number as ε at δ."""
+# A claim states one number of a release, infinite where nothing is claimed. `least` is the least number that error
+# rates of at most these allow, `epsilon` is such a number as ε at δ.
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +106,7 @@ class GdpClaim:
     figure: ClassVar[str] = "μ"
     value: float  # μ
     rate: float = 1.0  # q
+    truncation: tuple[int, int] | None = None  # (B_max, n_k)
 
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
         quantile = scipy_special().ndtri
@@ -129,23 +118,19 @@ class GdpClaim:
     def epsilon(self, value: float, delta: float) -> float:
         if value <= 0 or math.isinf(value):
             return max(value, 0.0)
-        return pld(GaussianReleases(1 / value, self.rate, 1), delta, Adjacency.ZERO_OUT)
+        return pld(GaussianReleases(1 / value, self.rate, 1, self.truncation), delta, Adjacency.ZERO_OUT)
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedClaim:
+class TruncatedClaim(GdpClaim):
     """A Gaussian release of a truncated Poisson batch, by the hockey-stick curve of dp-accounting's bound.
 
     A test must have β ≥ 1 − δ(ε) − e^ε·α, and α and β exchanged, for every ε; the curve rises with μ = 1/z, which is
     looked for on a grid.
     """
 
-    figure: ClassVar[str] = "μ"
-    value: float  # μ
-    rate: float  # q
-    truncation: tuple[int, int]  # (B_max, n_k)
-
     def least(self, fpr: Floats, fnr: Floats) -> Floats:
+        assert self.truncation is not None
         fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
         least = np.zeros(np.broadcast(fpr, fnr).shape)
         growth = np.exp(_EPSILONS)
@@ -156,15 +141,13 @@ class TruncatedClaim:
             least = np.where((one & other).all(axis=-1), least, self.value * step)
         return least
 
-    def epsilon(self, value: float, delta: float) -> float:
-        if value <= 0:
-            return 0.0
-        return pld(GaussianReleases(1 / value, self.rate, 1, self.truncation), delta, Adjacency.ZERO_OUT)
-
 
 _STEPS = (0.25, 0.5, 0.8, 1.02, 1.2, 1.5, 2.0)  # of the claimed μ; what is refuted at one is refuted below it
 _GRID = 5e-3  # of the curve, which is pessimistic on any grid: on a wide one the claim is only weaker
 _EPSILONS = np.concatenate((np.linspace(0, 4, 81), np.linspace(4.25, 12, 32)))
+
+
+ReleaseClaim = PureClaim | GdpClaim
 
 
 @functools.lru_cache(maxsize=64)
@@ -173,13 +156,13 @@ def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
     return np.array([max(losses.delta(epsilon) for losses in sides) for epsilon in _EPSILONS])
 
 
-def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim:
-    """Return the claim of so many releases, where none of them is amplified."""
+def composed(claim: ReleaseClaim, releases: int) -> ReleaseClaim:
+    """Return the claim of several releases, none of which is amplified."""
     if releases == 1:
         return claim
     if isinstance(claim, PureClaim):
         return PureClaim(claim.value * releases)
-    if claim.rate < 1:
+    if claim.rate < 1 or isinstance(claim, TruncatedClaim):
         raise ValueError("several sampled releases have no trade-off in closed form")
     return GdpClaim(claim.value * releases**0.5)
 

@@ -25,11 +25,14 @@ from common.noise.law import Noise, NoiseLaw
 from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.claims import Floats, GdpClaim, PureClaim, ReleaseClaim, claim_for, composed
+from experiments.audit.claims import Floats, ReleaseClaim, claim_for, composed
 from experiments.audit.game import Aim, Game
 
 CLIP = 1.0  # C
 LOUD = np.float32(1000.0)  # norm of a canary before clipping, in units of C
+# how a game is judged by the likelihood ratio alone: above a threshold that the first half chooses, or above 1
+CHOSEN: dict[str, Any] = {"learner": None}
+LIKELY: dict[str, Any] = {"learner": None, "threshold": 0.0}
 
 Form = Callable[[Matrix], PerSampleGradients]  # how rows become per-sample gradients; a defect may stand here
 
@@ -168,7 +171,7 @@ class Design:
         one = claim_for(kind, self.adjacency)
         if self.releases == 1 or kind.batches_per_epoch >= self.releases:  # an epoch charges once
             return one
-        if not isinstance(one, PureClaim | GdpClaim) or kind.sampling_rate < 1:
+        if kind.sampling_rate < 1:
             raise ValueError("a round of several sampled releases has no trade-off in closed form")
         return composed(one, self.releases)
 
@@ -247,15 +250,3 @@ class Design:
             steer=self.path,
         )
         return replace(game, **how)
-
-    def threshold(self, name: str, rounds: int) -> Game:
-        """Return the game of the likelihood ratio above a threshold that the first half chooses."""
-        return self.game(name, rounds, learner=None)
-
-    def likely(self, name: str, rounds: int, **how: Any) -> Game:
-        """Return the game of the likelihood ratio, fixed: above 1 says "there"."""
-        return self.game(name, rounds, learner=None, threshold=0.0, **how)
-
-    def exact(self, name: str, rounds: int) -> Game:
-        """Return the game of exact coincidence, fixed: more with the canary's place than with the other."""
-        return self.game(name, rounds, score=self.aim.exact, learner=None, threshold=0.5)

@@ -8,8 +8,9 @@ profit from chance; where all of it is fixed beforehand, every round is judged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +49,7 @@ class Game:
     threshold: float | None = None  # fixed beforehand; None: chosen on the first rounds
     learning: float = 0.5  # share of the rounds to learn and choose on
     fresh_runs: bool = False
-    turning: bool = (
-        True  # the canary's row moves on with each round, but not between two of a lag; or is the first
-    )
+    turning: bool = True  # the canary's row moves on with each round, but not between two of a lag
     restarts: bool = False  # every release is the first of a process, with secure streams
     lag: int = 1
     after: int = 0  # releases of the run that are not looked at
@@ -148,9 +147,7 @@ def _count(game: Game) -> int:
 
 def _released(game: Game, there: bool, seed: int) -> Releases:
     steer, of_round, count = game.steer, game.releases_per_round, _count(game)
-    apart = (
-        game.restarts or game.fresh_runs
-    )  # else one run makes them all, and the worlds share no batch and no noise
+    apart = game.restarts or game.fresh_runs  # else one run makes them all; the worlds share no draw
     first = 1 + game.after + count * there
     worker = game.worker(there, seed)
     size = len(worker.shard) if game.turning else 1
@@ -229,6 +226,10 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def finites(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}
+
+
 _ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
 _WIDTHS = (0.005, 0.01, 0.02, 0.05)  # in units of the noise
 _BINS = (-1.2, -0.7, -0.4, -0.2, 0.0, 0.2, 0.4, 0.7, 1.2)  # likewise
@@ -281,10 +282,8 @@ class Aim:
 
     def _hits(self, releases: Releases, first: int, width: float) -> Floats:
         zeroed, there = self.centres(releases.shape, first)
-        hits, misses = (
-            (np.abs(releases - centre) < width).sum(axis=(1, 2), dtype=np.float64)
-            for centre in (there, zeroed)
-        )
+        near = [np.abs(releases - centre) < width for centre in (there, zeroed)]
+        hits, misses = (some.sum(axis=(1, 2), dtype=np.float64) for some in near)
         return np.asarray(hits - misses)
 
     def learned(self, zeroed: Releases, there: Releases, first_zeroed: int, first_there: int) -> Score:
@@ -304,7 +303,7 @@ class Aim:
                 columns += [np.where(places == place, columns[0], 0) for place in range(len(_BINS) + 1)]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
-        # where the canary is seldom there, so many weights would be learned from chance
+        # where the canary is seldom there, that number of weights would be learned from chance
         if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features

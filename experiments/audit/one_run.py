@@ -80,9 +80,8 @@ def audit_one_run(
         raise ConfigurationError(f"canaries = {canaries}, iterations = {iterations}: must be at least 1")
     count = min(canaries, len(world.rows[edge]) // 2)
     if count < 1:
-        raise ConfigurationError(
-            f"canaries = {canaries}: edge {edge} has {len(world.rows[edge])} rows to spare"
-        )
+        rows = len(world.rows[edge])
+        raise ConfigurationError(f"canaries = {canaries}: edge {edge} has {rows} rows to spare")
     shorter = scenario.model_copy(update={"iterations": min(iterations, scenario.iterations)})
     world = replace(world, scenario=shorter)
     # with secure streams the coins are secure too; a canary's place among the edge's rows is public

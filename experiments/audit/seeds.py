@@ -36,10 +36,8 @@ _LAWS: dict[str, tuple[NoiseLaw, NoiseLaw]] = {  # each, and with as much more n
 def sound_mechanisms() -> dict[str, Mechanism]:
     """Return every law behind every clipping and every sampler that comes with mapa, and local steps, by name."""
     plain = Mechanism(None, BATCH)
-    sound = {
-        "gaussian z=4": replace(plain, law=Gaussian(4.0)),
-        "laplace ε=0.5": replace(plain, law=Laplace(0.5)),
-    }
+    single = {"gaussian z=4": Gaussian(4.0), "laplace ε=0.5": Laplace(0.5)}
+    sound = {name: replace(plain, law=law) for name, law in single.items()}
     for name, (law, strong) in _LAWS.items():
         for kind in CLIPPINGS.names:
             clipping = CLIPPINGS.make(kind, {}).fitted(28.0)
@@ -90,9 +88,8 @@ def report(seeds: Iterable[Seed], say: Callable[[str], None] = print) -> int:
         told.append(one)
         share, name = one.nearest
         refuted = ", ".join(one.refuted) or "none"
-        say(
-            f"seed {one.seed}: {one.games} games, refuted: {refuted}; nearest {share:.3f} of its claim ({name})"
-        )
+        nearest = f"nearest {share:.3f} of its claim ({name})"
+        say(f"seed {one.seed}: {one.games} games, refuted: {refuted}; {nearest}")
     count = sum(len(one.refuted) for one in told)
     share, name = max(one.nearest for one in told)
     say(f"{len(told)} seeds: {count} claims refuted; nearest {share:.3f} of its claim ({name})")

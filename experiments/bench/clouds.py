@@ -37,6 +37,8 @@ from experiments.bench.bed import (
 )
 from experiments.bench.edges import EdgeTask
 from experiments.bench.rounds import Case, Figures, Ratio, Turn
+from mapa.authority import Authority
+from mapa.broker_files import write_broker
 from mapa.brokers import (
     KEEP_PAGES,
     Broker,
@@ -48,7 +50,6 @@ from mapa.processes import ends_with_parent, start_child
 
 _HERE = Path(__file__).parent
 _SERVING = Path("experiments/bench/serving.py")  # of a tree
-_SECRETS = ROOT / "docker" / "mosquitto" / "secrets.sh"
 _PATIENCE = 60.0  # seconds until every edge has had a model
 _SCRAPE_EVERY = 0.2  # seconds
 _CEILINGS = {"raw C": ("-lz",), "libmosquitto": ("-DLIBMOSQUITTO", "-lz", "-lmosquitto")}
@@ -253,9 +254,9 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
         lean = compiled("lean_edges.c", directory)
         limit, extra = payload_limit(largest), list[str]()
         if tls:
-            secrets = directory / "secrets"
-            subprocess.run(["sh", str(_SECRETS), str(secrets), "127.0.0.1"], check=True, capture_output=True)
-            own, ca = secrets / "broker", str(secrets / "ca.pem")
+            own = directory / "secrets"
+            write_broker(own, Authority.create(directory / "authority", ["127.0.0.1"]), by_password=True)
+            ca = str(own / "services.pem")
             extra = [
                 f"certfile {own / 'server.pem'}",
                 f"keyfile {own / 'server.key'}",

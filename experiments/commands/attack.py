@@ -19,25 +19,14 @@ from common.transport.connection import MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
-from experiments.reconstruction import (
-    LAWS,
-    PUBLISHED,
-    Picture,
-    attack,
-    draw_grid,
-    draw_sightings,
-    grey_shape,
-    head_of,
-    nearest_image,
-    observe_directory,
-    record_payloads,
-)
+from experiments import reconstruction
 from mapa.commands import options
 from mapa.output import console, note, print_json, print_wide
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
 
 _SPREAD = ("--epsilon", "--iterations")
+_LAWS = ", ".join(reconstruction.LAWS)
 _SHOWN = 12  # rows of the picture from the wire
 _COLUMNS = ("clipping", "law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
 
@@ -85,7 +74,9 @@ def attack_command(
     releases: Annotated[
         int, typer.Option(min=1, help="gradients per cell; the metrics are means over them")
     ] = 10,
-    law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
+    law: Annotated[
+        list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(reconstruction.LAWS)}")
+    ] = None,
     clipping: Annotated[
         list[str] | None, typer.Option(help="repeatable; default: per-sample and batch-mean")
     ] = None,
@@ -108,31 +99,31 @@ def attack_command(
     if resolved.seed is None:
         name, resolved = load_scenario(scenario, changes or [], seed=0)
     world = World.of(resolved, options.data_dir_or_default(data_dir), say=note)
-    shape = grey_shape(world.dataset)  # refused before hours of work
-    pixels, paths = head_of(world.model).sees_pixels, []
+    shape = reconstruction.grey_shape(world.dataset)  # refused before hours of work
+    pixels, paths = reconstruction.head_of(world.model).sees_pixels, []
     if from_payloads is not None:
         rows, pairs = _seen(world, from_payloads, pixels=pixels)
-        paths = draw_sightings(pairs[:_SHOWN], shape, out / f"{name}-wire") if pairs else []
+        paths = reconstruction.draw_sightings(pairs[:_SHOWN], shape, out / f"{name}-wire") if pairs else []
         title, form = f"{len(rows)} gradients from the wire", ".3f"
         report: dict[str, Any] = {"payloads": rows}
     else:
-        clippings = [_clipping(text) for text in clipping or [c.name for c in PUBLISHED]]
+        clippings = [_clipping(text) for text in clipping or [c.name for c in reconstruction.PUBLISHED]]
         for text in law or []:
-            if text not in LAWS:
-                raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(LAWS)}")
-        cells = attack(
+            if text not in reconstruction.LAWS:
+                raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(reconstruction.LAWS)}")
+        cells = reconstruction.attack(
             world,
             epsilons=_numbers("epsilon", epsilon or ["0.01,0.1,1"]),
             iterations=[int(t) for t in _numbers("iterations", iterations or ["1,2000"], whole=True)],
             batch_size=batch_size,
             releases=releases,
-            laws=law or LAWS,
+            laws=law or reconstruction.LAWS,
             clippings=clippings,
             retrain=retrain,
         )
         for chosen in clippings:
             own = [cell for cell in cells if cell.clipping == chosen.name]
-            paths += draw_grid(own, shape, out / f"{name}-{chosen.name}")
+            paths += reconstruction.draw_grid(own, shape, out / f"{name}-{chosen.name}")
         rows = [{key: getattr(cell, key) for key in _COLUMNS} for cell in cells]
         what = "images" if pixels else "inputs of the last layer, and labels"
         title, form = f"{what} from gradients of {batch_size} sample(s)", ".3g"
@@ -152,16 +143,16 @@ def attack_command(
 
 def _seen(
     world: World, directory: Path, *, pixels: bool
-) -> tuple[list[dict[str, Any]], list[tuple[str, Picture, Picture]]]:
+) -> tuple[list[dict[str, Any]], list[tuple[str, reconstruction.Picture, reconstruction.Picture]]]:
     """Return what each recorded gradient gave away, and where images can be seen (name, image, nearest image)."""
     rows, pairs = [], []
     regularization = world.scenario.model.regularization
-    for sighting in observe_directory(world.model, directory, regularization=regularization):
+    for sighting in reconstruction.observe_directory(world.model, directory, regularization=regularization):
         arrived = sighting.arrived
         row = {key: getattr(arrived, key) for key in ("edge_id", "sequence", "version")}
         rows.append({**row, "target": sighting.target})
         if pixels:
-            image, r = nearest_image(world.dataset, sighting.picture)
+            image, r = reconstruction.nearest_image(world.dataset, sighting.picture)
             rows[-1] |= {"nearest": image, "correlation": r}
             nearest = world.dataset.train.values()[image].astype(float)
             pairs.append((f"{arrived.edge_id} {arrived.sequence}", sighting.picture, nearest))
@@ -211,7 +202,7 @@ def observe_command(
     )
     with SelectorLoop() as loop:
         channel = MqttChannel(how, loop)
-        recorder = record_payloads(channel, run, out, limit, on_full=loop.stop)
+        recorder = reconstruction.record_payloads(channel, run, out, limit, on_full=loop.stop)
         channel.connect(connection.connect_timeout, note)
         try:
             loop.run()

@@ -20,7 +20,7 @@ from common.errors import ConfigurationError, RecordsError
 from common.scenario.scenario import Scenario
 from experiments.audit.battery import scenario_games
 from experiments.audit.defects import INVISIBLE, Defect, planted
-from experiments.audit.game import Finding, familywise, finite, play_all, put_to_test
+from experiments.audit.game import Finding, familywise, finite, finites, play_all, put_to_test
 from experiments.audit.one_run import audit_one_run
 from mapa.commands import options
 from mapa.output import console, note, print_json, print_wide, progress_console, say
@@ -76,9 +76,7 @@ def audit_command(
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
     if with_planted:
         if scenario is not None or run is not None or changes:
-            raise ConfigurationError(
-                "--planted takes no scenario, --run or --set: its mechanisms are its own"
-            )
+            raise ConfigurationError("--planted takes no scenario, --run or --set: it has its own mechanisms")
         _audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
         return
     if (scenario is None) == (run is None):
@@ -144,8 +142,7 @@ def _spinner() -> Iterator[Callable[[str], None]]:
 
 def _row(finding: Finding) -> dict[str, Any]:
     values = {key: value for key, value in asdict(finding).items() if key != "alpha"}
-    finites = {key: finite(value) if isinstance(value, float) else value for key, value in values.items()}
-    return {**finites, "violated": finding.violated}
+    return {**finites(values), "violated": finding.violated}
 
 
 def scenario_of_run(path: Path) -> Scenario:

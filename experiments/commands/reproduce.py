@@ -12,21 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
-from experiments.audit.game import finite
+from experiments.audit.game import finites
 from experiments.harness import SWEEP_ENGINES
 from experiments.reference.table import ReferenceOrder, ReferenceTable, make_table
 from mapa.commands import options
@@ -180,10 +172,7 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
     if as_json:
-        audited = [
-            {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
-            for row in table.audited
-        ]
+        audited = [finites(asdict(row)) for row in table.audited]
         rows = [asdict(row) for row in table.rows]
         report = {"size": order.size, "rows": rows, **_common(table)}
         print_json({**report, "looks_at_held_out": table.looks, "audited": audited})
@@ -207,17 +196,17 @@ def _print_failures(console: Console, failures: Mapping[str, str]) -> None:
         console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
 
 
-class TimeLeft(ProgressColumn):
+class TimeLeft(progress.ProgressColumn):
     """Time left by the cost that is done. Rich looks at the last 30 s alone, in which no task may have ended."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         needed = task.fields["needed"]
         if needed is None or task.elapsed is None:
             return Text("-:--:--")
         return Text(str(timedelta(seconds=round(max(0.0, needed - task.elapsed)))))
 
 
-def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
+def _watching(bar: progress.Progress, note: str) -> Callable[[float, float, str], None]:
     """Add a task to the bar; return what moves it."""
     number = bar.add_task("reproduce", total=None, note=note, needed=None)
     (task,) = bar.tasks
@@ -229,15 +218,15 @@ def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
     return watch
 
 
-def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
+def _bar(console: Console, get_time: Callable[[], float] | None = None) -> progress.Progress:
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
         TimeLeft(),
-        TextColumn("{task.fields[note]}"),
+        progress.TextColumn("{task.fields[note]}"),
         console=console,
         get_time=get_time,
         disable=not console.is_terminal or console.quiet,

@@ -20,7 +20,17 @@ from experiments.audit.battery import scenario_games
 from experiments.audit.game import Finding, Game, play_all
 from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.harness import markdown_table, read_values
-from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes, units
+from experiments.reference.cells import (
+    MAIN,
+    Choice,
+    Chosen,
+    Group,
+    TableCell,
+    choice_for,
+    methods,
+    sizes,
+    units,
+)
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
@@ -37,7 +47,7 @@ _WHOLE = "a whole training run"
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    cell: Cell  # of the first of its methods
+    cell: TableCell  # of the first of its methods
     choice: Choice
     kind: ReleaseKind
     methods: tuple[str, ...]
@@ -112,9 +122,9 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
     data = _AUDITED if _AUDITED in size.data else size.data[0]
     place: dict[str, Any] = {"data": data, "edges": _EDGES, "epsilon": MAIN, "links": size.links[0]}
     used = [method for method in methods() if method in size.every]
-    cells = [Cell(method=method, seed=_SEED, size=size_name, **place) for method in used]
+    cells = [TableCell(method=method, seed=_SEED, size=size_name, **place) for method in used]
     rate, length = units(cells[0], data_dir)  # of the recipe, which all of them share
-    by_kind: dict[str, list[tuple[Cell, Choice, ReleaseKind]]] = {}
+    by_kind: dict[str, list[tuple[TableCell, Choice, ReleaseKind]]] = {}
     for cell in cells:
         choice = choice_for(cell, chosen)
         scenario, _ = cell.scenario(choice, rate=rate, length=length)

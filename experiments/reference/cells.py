@@ -55,7 +55,7 @@ class TableSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     data: str
     edges: int
     epsilon: int
@@ -95,7 +95,7 @@ class Cell:
         words = _words(changes)
         return load_scenario(self.recipe, words, seed=self.seed)[1], words
 
-    def on_held_out(self) -> Cell:
+    def on_held_out(self) -> TableCell:
         """Return the cell on which this one's choice is made."""
         chosen_on = methods()[self.method].links
         links = self.links if self.links in chosen_on else chosen_on[0]
@@ -114,11 +114,11 @@ def _words(changes: Mapping[str, Change]) -> list[str]:
     return [f"{key}={value}" for key, value in changes.items()]
 
 
-def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] = ()) -> list[Cell]:
+def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] = ()) -> list[TableCell]:
     """Return every cell of a size; `only` are globs of recipe/links/method."""
     size = sizes()[size_name]
     cells = [
-        Cell(data=data, edges=edges, epsilon=eps, method=method, links=links, seed=seed, size=size_name)
+        TableCell(data=data, edges=edges, epsilon=eps, method=method, links=links, seed=seed, size=size_name)
         for data in size.data
         for edges in size.edges
         for eps in size.epsilons
@@ -154,7 +154,7 @@ def _in_numbers(changes: Mapping[str, Change], rate: float, length: float) -> di
     }
 
 
-def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
+def units(cell: TableCell, data_dir: Path) -> tuple[float, float]:
     """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
     base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
     length = feature_length(base.model)
@@ -174,9 +174,9 @@ class Chosen:
     looks: int  # at the held-out records for it
 
 
-def asked_of(cells: Iterable[Cell]) -> list[tuple[Cell, Choice]]:
+def asked_of(cells: Iterable[TableCell]) -> list[tuple[TableCell, Choice]]:
     """Return every held-out run that the choices of these cells need, each once."""
-    asked: dict[tuple[Group, str], tuple[Cell, Choice]] = {}
+    asked: dict[tuple[Group, str], tuple[TableCell, Choice]] = {}
     for cell in cells:
         method, trial = methods()[cell.method], cell.on_held_out()
         for choice in method.candidates() if method.grid else ():
@@ -195,7 +195,7 @@ class Search:
     _added: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, cell: Cell) -> Search:
+    def of(cls, cell: TableCell) -> Search:
         return cls({key: list(values) for key, values in methods()[cell.method].grid.items()})
 
     def learn(self, choice: Choice, accuracy: float) -> None:
@@ -233,7 +233,7 @@ def _after(before: Change, end: Change) -> Change:
     return f"{text} {unit}" if unit else float(text)
 
 
-def choice_for(cell: Cell, chosen: Mapping[Group, Chosen]) -> Choice:
+def choice_for(cell: TableCell, chosen: Mapping[Group, Chosen]) -> Choice:
     """Return what the cell is run with; ConfigurationError where its choice has not been made."""
     if not methods()[cell.method].grid:
         return {}
@@ -249,9 +249,8 @@ def read_choices(path: Path) -> dict[Group, Chosen]:
     if not path.is_file():
         return {}
     rows = tomllib.loads(path.read_text(encoding="utf-8"))["chosen"]
-    return {
-        tuple(row[key] for key in _GROUP): Chosen(row["set"], row["accuracy"], row["looks"]) for row in rows
-    }
+    made = ("set", "accuracy", "looks")
+    return {tuple(row[key] for key in _GROUP): Chosen(*(row[key] for key in made)) for row in rows}
 
 
 def write_choices(path: Path, chosen: Mapping[Group, Chosen]) -> None:

@@ -26,7 +26,7 @@ from experiments.harness import (
 )
 from experiments.reference import cells as table_cells
 from experiments.reference.audited import Audited, audits_of, read_audited, section
-from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group
+from experiments.reference.cells import MAIN, Choice, Chosen, Group, TableCell
 from mapa.releases import privacy_of
 from mapa.simulation.simulator import World, check_world, simulate
 
@@ -58,14 +58,14 @@ class Row:
     by: str = "this project"
 
 
-def key_of(cell: Cell, choice: Choice) -> str:
+def key_of(cell: TableCell, choice: Choice) -> str:
     """Return the name of a row in the cache: the cell, its choice, the recipe and the method; sizes may share it."""
     values = {key: value for key, value in asdict(cell).items() if key != "size"}
     base = cell.base().digest  # of the recipe with all that the size changes in it
     return result_key(FORMAT, values, choice, base, repr(table_cells.methods()[cell.method]))
 
 
-def run_cell(cell: Cell, choice: Choice, data_dir: Path) -> list[Row]:
+def run_cell(cell: TableCell, choice: Choice, data_dir: Path) -> list[Row]:
     """Simulate one cell; return its row."""
     began = time.perf_counter()
     rate, length = table_cells.units(cell, data_dir)
@@ -75,9 +75,8 @@ def run_cell(cell: Cell, choice: Choice, data_dir: Path) -> list[Row]:
     outcome = simulate(world)
     require_end(cell.name, outcome)
     resolved, releases = world.scenario, sum(outcome.releases)
-    edges = [
-        (k, f"edge-{k}", resolved.law(k), len(world.rows[k]), made) for k, made in enumerate(outcome.releases)
-    ]
+    made = enumerate(outcome.releases)
+    edges = [(k, f"edge-{k}", resolved.law(k), len(world.rows[k]), count) for k, count in made]
     changes = [part for word in words for part in ("--set", word)]
     row = Row(
         **{key: getattr(cell, key) for key in ("data", "edges", "epsilon", "links", "method", "seed")},
@@ -190,7 +189,7 @@ def make_table(order: ReferenceOrder, on_progress: OnProgress | None = None) -> 
     return ReferenceTable(rows, paths, harness.failures, harness.runs, harness.cached, looks, audited)
 
 
-def _run(cells: Sequence[tuple[Cell, Choice]], harness: Harness[Row]) -> list[Row | None]:
+def _run(cells: Sequence[tuple[TableCell, Choice]], harness: Harness[Row]) -> list[Row | None]:
     """Return a row for each cell, None where it failed."""
     asked = {key_of(cell, choice): (cell, choice) for cell, choice in cells}
     if harness.order.resume:
@@ -208,7 +207,7 @@ def _run(cells: Sequence[tuple[Cell, Choice]], harness: Harness[Row]) -> list[Ro
     return [harness.results.get(key) for key in asked]
 
 
-def _choose(cells: Sequence[Cell], harness: Harness[Row]) -> dict[Group, Chosen]:
+def _choose(cells: Sequence[TableCell], harness: Harness[Row]) -> dict[Group, Chosen]:
     """Try every grid on held-out records, and go on beyond its end where the best value lies there."""
     trials = table_cells.asked_of(cells)
     trial_of = {cell.group: cell for cell, _ in trials}

@@ -371,9 +371,7 @@ class Results:
         for entry in self.of(experiment):
             keys.setdefault(entry.point.panel, set()).add(entry.point.key)
         names = list(keys)
-        return [
-            name for i, name in enumerate(names) if not any(keys[name] <= keys[other] for other in names[:i])
-        ]
+        return [name for i, name in enumerate(names) if not any(keys[name] <= keys[n] for n in names[:i])]
 
     def title(self, panel: str) -> str:
         """Return a panel's name, and the data where the embedded images alone stood for its own."""

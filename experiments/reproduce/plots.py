@@ -62,10 +62,8 @@ def _finished(figure: Any, axes: Any, stem: Path, ylabel: str = "", *, legend: b
 @contextmanager
 def _panel_grid(results: Results, experiment: str) -> Iterator[tuple[Any, Any, list[tuple[Any, str]]]]:
     """Yield a figure, its axes, and the axis of each panel: a column for each model, MNIST above USPS."""
-    named = sorted(
-        (data, MODELS.index(model))
-        for model, _, data in (n.partition("-") for n in results.panels(experiment))
-    )
+    parts = [name.partition("-") for name in results.panels(experiment)]
+    named = sorted((data, MODELS.index(model)) for model, _, data in parts)
     names = [f"{MODELS[place]}-{data}" for data, place in named]
     columns = len({place for _, place in named})
     with figures.panels(math.ceil(len(names) / columns), columns) as (figure, axes):
@@ -195,9 +193,8 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
                     continue
                 first, bound = entries[0].result, variant.partition("-")[2]
                 how = figures.look(f"{title} {bound}".strip(), place)
-                ts, means, low, high = (
-                    (first.norms or {}).get(key, []) for key in ("t", "mean", "low", "high")
-                )
+                norms = first.norms or {}
+                ts, means, low, high = (norms.get(key, []) for key in ("t", "mean", "low", "high"))
                 figures.line(above, ts, means, replace(how, dash="-"), linewidth=1)
                 above.fill_between(ts, low, high, color=how.colour, alpha=0.15, linewidth=0)
                 clips = first.clips or ([(1, float(bound))] if bound else [])

@@ -15,6 +15,7 @@ from typing import Any
 
 from common.records.directory import versions
 from experiments.harness import csv_table, markdown_table, percent
+from experiments.reproduce import claims
 from experiments.reproduce.catalogue import (
     WINDOW,
     Experiment,
@@ -23,19 +24,6 @@ from experiments.reproduce.catalogue import (
     Result,
     Results,
     catalogue,
-)
-from experiments.reproduce.claims import (
-    ERRORS,
-    MODELS,
-    NEAR,
-    ONE_SEED,
-    PRINTED,
-    TARGET,
-    TIE,
-    Judged,
-    Judgement,
-    Verdict,
-    bound_of,
 )
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -87,7 +75,9 @@ def _row(experiment: str, point: FigurePoint, results: Sequence[Result]) -> Row:
         row |= {"seconds": f"{mean(ends):.1f}"} if ends else {}
     if experiment == "stragglers":
         row["engine"] = point.engine
-        row[f"seconds to {TARGET:.0%}"] = _mean([result.seconds_to(TARGET) for result in results], ".2f")
+        row[f"seconds to {claims.TARGET:.0%}"] = _mean(
+            [result.seconds_to(claims.TARGET) for result in results], ".2f"
+        )
     return row
 
 
@@ -117,7 +107,7 @@ def _attack_row(entry: FinishedPoint, cell: Mapping[str, Any]) -> Row:
     return {
         "line": entry.point.line,
         "data": entry.point.scenario.data.set,
-        "law": cell["law"] + (" (as printed)" if cell["law"] == PRINTED else ""),
+        "law": cell["law"] + (" (as printed)" if cell["law"] == claims.PRINTED else ""),
         "ε": "–" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
         "t": f"{cell['t']:,}",
         "|r|": f"{cell['correlation']:.3f}",
@@ -127,7 +117,7 @@ def _attack_row(entry: FinishedPoint, cell: Mapping[str, Any]) -> Row:
     }
 
 
-def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
+def verdict_rows(judged: Sequence[claims.Judged]) -> list[Row]:
     return [
         {
             "claim": one.claim.text,
@@ -160,12 +150,14 @@ def conventions(results: Results) -> list[str]:
     simulated = ", with delays drawn per edge in place of the testbed's links"
     text = Path(__file__).with_name("conventions.txt").read_text(encoding="utf-8")
     return text.format(
-        tie=100 * TIE,
-        near=100 * NEAR,
-        errors=ERRORS,
-        one_seed=100 * ONE_SEED,
+        tie=100 * claims.TIE,
+        near=100 * claims.NEAR,
+        errors=claims.ERRORS,
+        one_seed=100 * claims.ONE_SEED,
         window=WINDOW,
-        fair=", ".join(f"{m.upper()} {bound_of(f'accuracy-{m}-mnist-audp-fair'):g}" for m in MODELS),
+        fair=", ".join(
+            f"{m.upper()} {claims.bound_of(f'accuracy-{m}-mnist-audp-fair'):g}" for m in claims.MODELS
+        ),
         sensitivity=sensitivity,
         drawn=simulated if sensitivity == "simulation" else "",
     ).splitlines()
@@ -200,7 +192,7 @@ class ReportContent:
     machine: Mapping[str, str]
     experiments: Sequence[Experiment]
     results: Results
-    judged: Sequence[Judged]
+    judged: Sequence[claims.Judged]
     pictures: Mapping[str, Sequence[Path]]
     notes: Sequence[str] = ()
     made_with: str = field(default_factory=made_with)
@@ -210,24 +202,20 @@ def write_report(content: ReportContent, folder: Path) -> list[Path]:
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     tables = {one.name: rows_of(content.results, one.name) for one in content.experiments}
     texts = {"report.html": _page(content, tables), "report.md": _markdown(content, tables)}
-    shown = {
-        "verdicts": verdict_rows(content.judged),
-        **{name: rows for name, rows in tables.items() if rows},
-    }
+    shown = {"verdicts": verdict_rows(content.judged), **{name: t for name, t in tables.items() if t}}
     texts |= {f"tables/{name}.csv": csv_table(columns_of(rows), rows) for name, rows in shown.items()}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
 
 
-def counted(judged: Sequence[Judged]) -> str:
+def counted(judged: Sequence[claims.Judged]) -> str:
     """Return how many claims came out how, the paper's and ours apart."""
-    sentences, order = [], list(Verdict)
+    sentences, order = [], list(claims.Verdict)
     for ours, whose in ((False, "The paper's claims"), (True, "Our own questions")):
         some = [one for one in judged if one.claim.ours is ours]
-        counts = Counter(
-            one.words for one in sorted(some, key=lambda one: order.index(one.judgement.verdict))
-        )
+        some.sort(key=lambda one: order.index(one.judgement.verdict))
+        counts = Counter(one.words for one in some)
         words = [f"{n} {_PLURAL.get(word, word) if n > 1 else word}" for word, n in counts.items()]
         sentences += [f"{whose}: {', '.join(words)}."] if words else []
     return " ".join(sentences)
@@ -266,11 +254,11 @@ def _section(content: ReportContent, experiment: Experiment, rows: Sequence[Row]
         for place, one in enumerate(content.judged)
         if one.claim.experiment == name
     ]
-    claims = f" Claims: {', '.join(links)}." if links else ""
+    linked = f" Claims: {', '.join(links)}." if links else ""
     yield (
         f"<h2 id='{name}'>{_heading(experiment)}</h2>"
         f"<p class='note'>The paper's <code>{escape(experiment.paper)}</code>. Run as: "
-        f"{escape(run_as(content.results, name))}.{claims}</p>"
+        f"{escape(run_as(content.results, name))}.{linked}</p>"
     )
     for path in content.pictures.get(name, ()):
         if path.suffix == ".png":
@@ -307,7 +295,7 @@ def _table(heads: Iterable[str], body: str, kind: str = "", columns: str = "") -
     return f"<div class='wide'><table{kind}>{columns}<tr>{head}</tr>{body}</table></div>"
 
 
-def _verdict_table(judged: Sequence[Judged]) -> str:
+def _verdict_table(judged: Sequence[claims.Judged]) -> str:
     widths = "".join(f"<col style='width: {width}%'>" for width in _WIDTHS.values())
     body = "\n".join(
         f"<tr id='claim-{place}'><td><a href='#{one.claim.experiment}'>{escape(one.claim.text)}</a></td>"
@@ -319,7 +307,7 @@ def _verdict_table(judged: Sequence[Judged]) -> str:
     return _table(_WIDTHS, f"\n{body}\n", " class='verdicts'", f"<colgroup>{widths}</colgroup>")
 
 
-def _measured(judgement: Judgement) -> str:
+def _measured(judgement: claims.Judgement) -> str:
     """Return the summary, with the cases to unfold: those that failed first, then the undecided."""
     summary = escape(judgement.summary)
     if not judgement.cases:

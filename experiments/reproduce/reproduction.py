@@ -103,9 +103,8 @@ def _points(order: ReproductionOrder, cache: ResultCache[Result]) -> tuple[list[
     blocks = blocks_of(order.experiments)
     live = any(block.engine_at(block.size(order.size)) == "testbed" for block in blocks)
     starts = live and not order.cached_only  # Docker is looked for only where a run needs it
-    containers, why_not = choose_containers(
-        order.testbed, order.size, lacking_here if starts else lambda: None
-    )
+    lacking = lacking_here if starts else lambda: None
+    containers, why_not = choose_containers(order.testbed, order.size, lacking)
     if not order.cached_only or order.testbed != "auto":
         return points(containers), why_not
     chosen = []

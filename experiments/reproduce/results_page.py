@@ -76,9 +76,7 @@ def every_budget(rows: Sequence[Row], links: str) -> str:
         for method in _named(some):
             if {row.epsilon for row in some if row.method == method} == set(budgets):
                 own = [row for row in _of(some, data, edges) if row.method == method]
-                cells = [
-                    percent([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets
-                ]
+                cells = [percent([row.accuracy for row in own if row.epsilon == eps]) for eps in budgets]
                 lines.append([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells])
     return markdown_table(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)], lines)
 

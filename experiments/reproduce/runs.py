@@ -132,9 +132,8 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     shared = _shared_world(scenario, data_dir)
     rows = shards_for(scenario, shared.dataset.train)
     scenario = settled(calibrated(scenario, [len(shard) for shard in rows]), shared.model)
-    return replace(
-        shared, scenario=scenario, rows=rows, streams=streams_for(scenario.seed), caps=[None] * len(rows)
-    )
+    streams = streams_for(scenario.seed)
+    return replace(shared, scenario=scenario, rows=rows, streams=streams, caps=[None] * len(rows))
 
 
 _last_world: dict[tuple[str, int, str, Path], World] = {}
@@ -184,9 +183,8 @@ class MemoryJournal(Journal):
 def _of_outcome(point: FigurePoint, outcome: Outcome) -> Result:
     require_end(point.line, outcome)
     tally = outcome.tally
-    return _result(
-        point, tally.evaluations, staleness=dict(tally.staleness), clips=_clips(point, tally.stages)
-    )
+    clips = _clips(point, tally.stages)
+    return _result(point, tally.evaluations, staleness=dict(tally.staleness), clips=clips)
 
 
 def _clips(point: FigurePoint, stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:

@@ -35,8 +35,8 @@ def chaos_command(
     edges: Annotated[int | None, typer.Option(help="K, instead of the scenario's")] = None,
     iterations: Annotated[int | None, typer.Option(help="T, instead of the scenario's")] = None,
     seed: Annotated[int, typer.Option(help="of the first run's faults; the next run has the next seed")] = 1,
-    minutes: Annotated[float, typer.Option(min=0.0, help="begin runs until so many minutes are over")] = 1.0,
-    runs: Annotated[int | None, typer.Option(min=1, help="begin at most so many runs")] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, help="begin runs for this many minutes")] = 1.0,
+    runs: Annotated[int | None, typer.Option(min=1, help="maximum number of runs")] = None,
     count: Annotated[int, typer.Option(help="faults of a run")] = 6,
     kills: Annotated[
         int | None, typer.Option(help="kill the cloud this often in a run, instead of other faults")

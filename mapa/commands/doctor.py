@@ -64,6 +64,7 @@ _ABOUT = {
     "containers": "mapa containers",
     "dashboard": "mapa dashboard",
     "metrics": "--metrics-port: an endpoint for Prometheus",
+    "identity": "mapa certs, and mapa edge --enrol",
     "tensorboard": "mapa export --to tensorboard",
     "mlflow": "mapa export --to mlflow",
     "browser": "tests and pictures of the page in Chromium",
@@ -372,7 +373,7 @@ def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -
             while len(trips) < _TRIPS and (seconds := _echo(channel, loop, _SMALL)) is not None:
                 trips.append(seconds)
         found = f"connected, but our own message did not come back within {_ECHO:g} s"
-        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (docker/mosquitto/acl)"
+        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (its acl)"
     except MapaError as error:
         found = str(error)
         fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"

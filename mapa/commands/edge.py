@@ -198,7 +198,17 @@ def edge_command(
     accounts: Annotated[
         Path | None,
         typer.Option(
-            help="folder of password files, each named after its edge id, which is its broker user too"
+            help="folder of password files, or folders of identities, each named after its edge id, which is its"
+            " broker user too"
+        ),
+    ] = None,
+    enrol: Annotated[
+        str | None,
+        typer.Option(
+            "--enrol",
+            metavar="TOKEN",
+            help="one-time token of `mapa certs enrol`: make keys, have them signed and keep them in --state-dir; given"
+            " again it uses them. - reads the token from stdin",
         ),
     ] = None,
 ) -> None:
@@ -228,6 +238,10 @@ def edge_command(
         raise ConfigurationError(
             "--accounts and --username: give only one of them; --accounts has a user for each edge"
         )
+    if enrol is not None:
+        accounts = _enrolled(enrol, connection, accounts, edges)
+    with_passwords = accounts is not None and any(path.is_file() for path in accounts.glob("[!.]*"))
+    credentials = connection.credentials(accounts=with_passwords)
     settings = FleetSettings(
         run=connection.run_id,
         broker=connection.address,
@@ -235,15 +249,30 @@ def edge_command(
         state_dir=edges.state_dir,
         count=edges.count,
         policy=policy,
-        credentials=connection.credentials(accounts=accounts is not None),
+        credentials=credentials,
         connect_timeout=connection.connect_timeout,
-        accounts=None if accounts is None else options.account_passwords(accounts),
+        accounts=None if accounts is None else options.accounts_in(accounts, credentials),
         own=own,
         metrics=metrics.listener(),
         report_every=1.0 if output.is_verbose() else None,
     )
     fleet = EdgeFleet(settings, _say, note=(lambda _text: None) if output.is_quiet() else _say)
     raise typer.Exit(fleet.serve())
+
+
+def _enrolled(token: str, connection: Connection, accounts: Path | None, edges: Edges) -> Path:
+    """Return the folder of the identities that a token brings."""
+    from mapa import enrolment  # cryptography: megabytes, that other edges do not need
+
+    if accounts is not None or connection.identity is not None or connection.broker_username is not None:
+        raise ConfigurationError(
+            "--enrol: brings an identity; leave out --accounts, --identity and --username"
+        )
+    identities = edges.state_dir / ".identities"
+    enrolment.enrol(
+        enrolment.Token.parse(sys.stdin.readline().strip() if token == "-" else token), identities
+    )
+    return identities
 
 
 def _say(text: str) -> None:

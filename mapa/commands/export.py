@@ -56,16 +56,16 @@ def export_command(
     elif to is ExportFormat.MLFLOW:
         from mapa.export.mlflow_store import store_uri, write_run
 
-        found = read_result(path)
+        result = read_result(path)
         _make(folder, may_hold="mlflow.db")
-        more = f", {write_run(found, folder)} points"
+        more = f", {write_run(result, folder)} points"
         viewer = f"mlflow ui --backend-store-uri {store_uri(folder)}"
     else:
         from mapa.export.tables import WRITERS
 
-        found = read_result(path)
+        result = read_result(path)
         _make(folder)
-        WRITERS[to.value](found, folder)
+        WRITERS[to.value](result, folder)
     print(output.visible(f"wrote {folder}{more}"))
     if viewer:
         print(output.visible(f"see it: {viewer}"))

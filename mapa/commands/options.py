@@ -15,7 +15,7 @@ import shlex
 import socket
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -157,7 +157,7 @@ class ScenarioOptions:
 class Connection:
     """Options of a command that joins a run on a broker; a password is never an argument that `ps` shows."""
 
-    broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT]")]
+    broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT] or wss://HOST")]
     run: Annotated[str, typer.Option(help="name of the run on the broker")]
     broker_username: Annotated[str | None, typer.Option("--username", help="user name at the broker")] = None
     broker_password_file: Annotated[
@@ -167,6 +167,10 @@ class Connection:
     tls_ca: Annotated[Path | None, typer.Option(help="use TLS with this CA certificate")] = None
     tls_cert: Annotated[Path | None, typer.Option("--cert", help="client certificate")] = None
     tls_key: Annotated[Path | None, typer.Option("--key", help="key of the client certificate")] = None
+    identity: Annotated[
+        Path | None,
+        typer.Option(help="folder of key.pem, cert.pem and ca.pem, which `mapa certs` made; uses TLS"),
+    ] = None
     plain_password: Annotated[
         bool,
         typer.Option(
@@ -190,6 +194,7 @@ class Connection:
             ("--tls-ca", self.tls_ca),
             ("--cert", self.tls_cert),
             ("--key", self.tls_key),
+            ("--identity", self.identity),
         )
         words = [word for name, value in given if value is not None for word in (name, str(value))]
         flags = (("--tls", self.tls), ("--plain-password", self.plain_password))
@@ -218,7 +223,13 @@ class Connection:
             password = _first_line(self.broker_password_file, "--password-file")
         wanted = self.tls or any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
         files = TlsFiles(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) if wanted else None
-        exposed = files is None and not self.address.is_loopback
+        if self.identity is not None:
+            if wanted:
+                raise ConfigurationError(
+                    "--identity: already says what --tls, --tls-ca, --cert and --key say"
+                )
+            files = TlsFiles.identity(self.identity)
+        exposed = files is None and self.address.path is None and not self.address.is_loopback
         if exposed and (accounts or password is not None) and not self.plain_password:
             raise ConfigurationError(
                 f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"
@@ -237,7 +248,7 @@ class Metrics:
         typer.Option(min=0, max=65535, help="serve Prometheus metrics at this port; 0: any free one"),
     ] = None
     metrics_address: Annotated[
-        str, typer.Option(help="address that --metrics-port listens on; whoever reaches it sees the metrics")
+        str, typer.Option(help="address of --metrics-port; anyone who reaches it sees the metrics")
     ] = "127.0.0.1"
 
     def listener(self) -> socket.socket | None:
@@ -264,17 +275,28 @@ def data_dir_or_default(data_dir: Path | None) -> Path:
     return data_directory(os.environ) if data_dir is None else data_dir
 
 
-def account_passwords(folder: Path) -> dict[str, str]:
-    """Return the passwords of a folder of accounts by user name, which is the edge's id too."""
+def accounts_in(folder: Path, common: Credentials) -> dict[str, Credentials]:
+    """Return what each edge of a folder is known by, by its id, which is its user name too.
+
+    A folder in it is an identity that `mapa certs` made; a file is a password, used with the TLS files of `common`.
+    """
+    from common.transport.connection import Credentials, TlsFiles
     from common.wire.topics import edge_id
 
     try:
-        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise ConfigurationError(f"--accounts {str(folder)!r}: {error}") from error
-    if not files:
-        raise ConfigurationError(f"--accounts {str(folder)!r}: contains no password file")
-    return {edge_id(path.name): _first_line(path, "--accounts") for path in files}
+    if not paths:
+        raise ConfigurationError(f"--accounts {str(folder)!r}: contains no password file and no identity")
+    found: dict[str, Credentials] = {}
+    for path in paths:
+        name = edge_id(path.name)
+        if path.is_dir():
+            found[name] = Credentials(tls=TlsFiles.identity(path))
+        else:
+            found[name] = replace(common, username=name, password=_first_line(path, "--accounts"))
+    return found
 
 
 def _first_line(path: Path, option: str) -> str:

@@ -47,7 +47,7 @@ def list_runs(
     engine: Annotated[str | None, typer.Option(help="only runs of this engine: network, events …")] = None,
     sort: Annotated[str, typer.Option(help="started, run, size, updates, value or epsilon")] = "started",
     reverse: Annotated[bool, typer.Option("--reverse", help="the other way round")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="at most so many")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="maximum number of runs")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """List the runs of a folder, the newest first."""

@@ -74,22 +74,22 @@ def verify_command(
     if path.is_file() and ledger:
         raise ConfigurationError("--ledger: a bundle has its own ledger statements; give it to `mapa bundle`")
     try:
-        found = verify(path, allow or (), ledger or (), unlogged=allow_unlogged)
+        checks = verify(path, allow or (), ledger or (), unlogged=allow_unlogged)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    checked = [check for check in found if check.status is not Status.CLAIMED]
-    claims = [check for check in found if check.status is Status.CLAIMED]
+    checked = [check for check in checks if check.status is not Status.CLAIMED]
+    claims = [check for check in checks if check.status is Status.CLAIMED]
     if as_json:
         document = {
             "subject": str(path),
-            "verified": is_verified(found),
+            "verified": is_verified(checks),
             "checks": [check.as_dict() for check in checked],
             "claimed": [{key: getattr(one, key) for key in ("name", "part", "detail")} for one in claims],
         }
         output.print_json(document)
     else:
         _print(checked, claims)
-    raise typer.Exit(0 if is_verified(found) else 1)
+    raise typer.Exit(0 if is_verified(checks) else 1)
 
 
 def _print(checked: list[Check], claims: list[Check]) -> None:

@@ -96,9 +96,10 @@ class PageTally:
                 self.evaluated(evaluation, tally.times.evaluated(evaluation.updates, record.get("time")))
             case "edge_joined":
                 tally.take(record)
-                for moved in self.lanes.keys() - tally.edges.keys():
-                    del self.lanes[moved]
                 lane = self.lanes.setdefault(record["edge"], Lane())
+                if len(self.lanes) > len(tally.edges):  # it moved
+                    for moved in self.lanes.keys() - tally.edges.keys():
+                        del self.lanes[moved]
                 lane.returned = True
                 ways = [{k: v for k, v in r.items() if k not in _VARY} for r in (lane.joined, record)]
                 lane.mixed = lane.mixed or (bool(lane.joined) and ways[0] != ways[1])

@@ -216,8 +216,8 @@ def traffic(page: Page) -> dict[str, Any]:
 
 
 def _turns(turns: Durations) -> dict[str, float | None]:
-    found = {name: turns.percentile(share) for name, share in _SHARES.items()}
-    return {name: None if value is None else value * 1000 for name, value in found.items()}
+    seconds = {name: turns.percentile(share) for name, share in _SHARES.items()}
+    return {name: None if value is None else value * 1000 for name, value in seconds.items()}
 
 
 def from_summary(counted: PageTally, summary: Mapping[str, Any]) -> None:
@@ -231,8 +231,8 @@ def from_summary(counted: PageTally, summary: Mapping[str, Any]) -> None:
 
 def by_edge(values: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]]:
     """Return rows by the index of their edge; one without an index is left out."""
-    found = ((row.get("edge"), row) for row in rows(values, key))
-    return {k: row for k, row in found if type(k) is int and 0 <= k < EDGES}
+    indexed = ((row.get("edge"), row) for row in rows(values, key))
+    return {k: row for k, row in indexed if type(k) is int and 0 <= k < EDGES}
 
 
 def plain(value: object) -> Any:

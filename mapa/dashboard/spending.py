@@ -24,6 +24,7 @@ from mapa.runs import statement_of
 
 # releases whose ε bounds that of fewer: of at most 9 % more
 _BOUNDS = sorted({round(2 ** (step / 8)) for step in range(240)})
+_AHEAD = 5  # of them: the nearest and the last are computed, so that a fast edge has one at any time
 _CURVES = 50  # edges whose ε is drawn over time
 _LINES, _WORDS = 300, 5000  # of a statement; characters of a line
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
@@ -73,10 +74,10 @@ def epsilon(kind: ReleaseKind, releases: int, delta: float, quick: bool = False)
     """
     rdp, spent = quick and kind.truncation is None, [Spent(kind, kind.charges(releases))]
     try:
-        found = total(spent, delta, quick=rdp, replace_one=False).epsilon
+        value = total(spent, delta, quick=rdp, replace_one=False).epsilon
     except (MapaError, ArithmeticError, ValueError):
         return None
-    return found if math.isfinite(found) else None
+    return value if math.isfinite(value) else None
 
 
 class _Figure(NamedTuple):
@@ -94,7 +95,7 @@ class EdgeKinds:
 
     def of(self, page: Page) -> dict[int, ReleaseKind]:
         """Return the kind of each edge whose ε is computed: of those shown, and of a bounded number of kinds."""
-        found: dict[int, ReleaseKind] = {}
+        of_edges: dict[int, ReleaseKind] = {}
         kinds: set[ReleaseKind] = set()
         for k, lane in list(page.counted.lanes.items())[:LANES]:
             *of, kind = self._seen.get(k, (None, None, None))
@@ -107,8 +108,8 @@ class EdgeKinds:
                 continue  # an epoch began again
             if kind in kinds or len(kinds) < MOST_KINDS:
                 kinds.add(kind)
-                found[k] = kind
-        return found
+                of_edges[k] = kind
+        return of_edges
 
 
 class Spending:
@@ -122,12 +123,13 @@ class Spending:
         self._delta = delta if isinstance(delta, float) and 0 < delta < 1 else 1e-5
         self._privacy = table(page.summary, "privacy")
         stated = by_edge(self._privacy, "edges")
-        edges = {*page.counted.lanes, *stated}
-        self._figures = {k: self._now(k, kinds.get(k), stated.get(k, {})) for k in edges}
+        self._figures = {k: self._now(k, kinds.get(k), stated.get(k, {})) for k in {*kinds, *stated}}
 
     def unanswered(self) -> Iterator[Question]:
-        """Yield what is to be computed: what is shown now, then the points of the curves."""
+        """Yield what is to be computed: what is shown now, then what will be next, then the points of the curves."""
         asked = [question for k in self._kinds if (question := self._figures[k].asked) is not None]
+        for k, kind in self._kinds.items() if not self._privacy else ():
+            asked += [self._of(kind, bound) for bound in self._bounds(k)]
         for k, kind in self._kinds.items():
             marks = reversed(self._page.counted.lanes[k].marks)
             asked += [self._of(kind, releases) for releases, _, _ in marks]
@@ -136,8 +138,8 @@ class Spending:
     def _of(self, kind: ReleaseKind, releases: int, *, quick: bool = True) -> Question:
         return kind, releases, self._delta, quick
 
-    def _bound(self, edge: int) -> int | None:
-        """Return a number of releases, at least those on record, whose ε is computed; None: it is beyond all.
+    def _bounds(self, edge: int) -> list[int]:
+        """Return numbers of releases, at least those on record, whose ε is computed: the nearest, and one for later.
 
         One more than is on record may have been made, unless the edge's R_k does not permit it: it is on its way.
         """
@@ -145,10 +147,10 @@ class Spending:
         cap = caps[edge % len(caps)] if isinstance(caps, list) and caps else None
         on_record = self._page.counted.tally.edges[edge].last_sequence
         releases = on_record + (on_record != cap)
-        place = bisect.bisect_left(_BOUNDS, releases)
-        if place == len(_BOUNDS):
-            return None
-        return cap if type(cap) is int and releases <= cap < _BOUNDS[place] else _BOUNDS[place]
+        bounds = _BOUNDS[bisect.bisect_left(_BOUNDS, releases) :][: _AHEAD : _AHEAD - 1]
+        if type(cap) is int and releases <= cap:
+            return sorted({min(bound, cap) for bound in bounds})
+        return bounds
 
     def _now(self, edge: int, kind: ReleaseKind | None, stated: Mapping[str, Any]) -> _Figure:
         """Return what an edge has spent by now, the same for every view: the statement's figure, else a bound.
@@ -165,12 +167,13 @@ class Spending:
         tally = self._page.counted.tally.edges.get(edge)
         if stated or kind is None or tally is None or not tally.applied:
             return _Figure()
-        bound = self._bound(edge)
-        if bound is None:
+        bounds = self._bounds(edge)
+        if not bounds:
             return _Figure()
-        if (shown := self._of(kind, bound)) not in self._known:
-            return _Figure(asked=shown)
-        value = self._known[shown]
+        bound = next((bound for bound in bounds if self._of(kind, bound) in self._known), None)
+        if bound is None:
+            return _Figure(asked=self._of(kind, bounds[0]))
+        value = self._known[self._of(kind, bound)]
         if value is None or budget is None or value <= budget:
             return _Figure(value, exact=False, of=bound)
         if self._page.local:
@@ -202,7 +205,7 @@ class Spending:
         listed, of_edge = rows(stated, "edges"), by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
         hidden = 0
-        for k in sorted(page.counted.lanes):
+        for k in sorted(page.counted.lanes.keys() & self._figures.keys()):
             if len(curves) >= _CURVES:
                 hidden += 1
             elif spent := self._curve(k, of_edge.get(k, {})):

@@ -60,9 +60,7 @@ class Watch:
         state = page_state(self.path, summary, self.gathered.tally.halted)
         return Page(self.path.name, state, self.gathered, self._manifest.value, summary)
 
-    @property
-    def spending(self) -> Spending:
-        page = self._page
+    def _spending(self, page: Page) -> Spending:
         return Spending(page, self._kinds.of(page), self.known)
 
     def read(self) -> None:
@@ -89,12 +87,11 @@ class Watch:
             return False
         self._shown = made_of
         self._failed.clear()
-        spending = self.spending
         makers: dict[str, Callable[[Page], dict[str, Any]]] = {
-            "fleet": lambda page: spending.added_to(sections.fleet(page)),
+            "fleet": lambda page: self._spending(page).added_to(sections.fleet(page)),
             "training": sections.training,
             "staleness": sections.staleness,
-            "privacy": lambda _: {**spending.section(), "audit": audit},
+            "privacy": lambda page: {**self._spending(page).section(), "audit": audit},
             "traffic": sections.traffic,
             "events": lambda page: {
                 "number": page.counted.number,
@@ -123,8 +120,10 @@ class Watch:
         return {**head, "unreadable": unreadable, "behind": self.behind, "failed": list(self._failed)}
 
     def missing(self) -> list[Question]:
-        """Return what of ε is to be computed first."""
-        return list(itertools.islice(self.spending.unanswered(), _AT_ONCE))
+        """Return what of ε is to be computed first; nothing where untrusted records break it, as the sections say."""
+        with contextlib.suppress(Exception):
+            return list(itertools.islice(self._spending(self._page).unanswered(), _AT_ONCE))
+        return []
 
     def answer(self, questions: Iterable[Question]) -> None:
         """Compute ε; in a thread of its own, for it may take parts of a second."""
@@ -143,7 +142,7 @@ class Watch:
         """Return the newest events that fit, newest first; only the last updates and other events are kept."""
         gathered = self.gathered
         kept = sorted([*gathered.events, *gathered.last_updates], key=lambda one: one[0], reverse=True)
-        found = [
+        fitting = [
             {"number": number, **sections.plain(record)}
             for number, record in kept
             if (not before or number < before)
@@ -151,7 +150,7 @@ class Watch:
             and (not edge or edge in (str(record.get("edge")), record.get("edge_id")))
             and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
         ]
-        return {"events": found[:_LISTED], "more": len(found) > _LISTED, "total": gathered.number}
+        return {"events": fitting[:_LISTED], "more": len(fitting) > _LISTED, "total": gathered.number}
 
 
 def _encoded(value: object) -> bytes:
@@ -172,7 +171,7 @@ class Followed:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def look(self, most: float = math.inf) -> None:
-        """Read what is on disk in turns, to its end or for so many seconds; then encode what has changed."""
+        """Read what is on disk in turns, to its end or until `most` seconds are over; then encode what has changed."""
         until = time.monotonic() + most
         self.watch.read()
         while self.watch.behind and time.monotonic() < until:

@@ -48,16 +48,16 @@ def parameters_of(scenario: object, prefix: str = "") -> dict[str, Parameter]:
     """Return a scenario's values by dotted key; a list as JSON."""
     if not isinstance(scenario, Mapping):
         return {}
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for key, value in scenario.items():
         name = f"{prefix}{safe_name(str(key))}"
         if isinstance(value, Mapping):
-            found |= parameters_of(value, f"{name}.")
+            parameters |= parameters_of(value, f"{name}.")
         elif isinstance(value, str | bool | int | float):
-            found[name] = value
+            parameters[name] = value
         elif value is not None:
-            found[name] = json.dumps(value, ensure_ascii=False)
-    return found
+            parameters[name] = json.dumps(value, ensure_ascii=False)
+    return parameters
 
 
 def started(manifest: Mapping[str, Any]) -> float:

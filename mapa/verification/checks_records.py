@@ -82,7 +82,7 @@ class _Stated(BaseModel, strict=True):
 
 @dataclass
 class CheckedRun:
-    """A run, and what has been found out about it so far."""
+    """A run, and what is known of it so far."""
 
     files: RunFiles
     scenario: Scenario

@@ -516,16 +516,16 @@ class ReplayReport:
             manifest.get("engine") in _LOCAL
         )  # on this type of machine, with this BLAS, every bit is the same
         bits = local and manifest.get("machine") == machine_type()
-        found = {key: counts[key] for key in ("same", "within_tolerance", "other")}
+        compared = {key: counts[key] for key in ("same", "within_tolerance", "other")}
         made = {"made": counts.total(), "of": gradients.seen}
-        self.figures["gradients"] = {**made, **found, "tolerance": TOLERANCE, "bits_meant": bits}
-        self.wrong |= bool(found["other"] or (bits and found["within_tolerance"]))
+        self.figures["gradients"] = {**made, **compared, "tolerance": TOLERANCE, "bits_meant": bits}
+        self.wrong |= bool(compared["other"] or (bits and compared["within_tolerance"]))
         demand = f"another machine type or BLAS: equal to {TOLERANCE:g} of the largest coordinate"
         if bits:
             demand = "every bit must be the same on this machine type"
         self.words.append(
-            f"{made['made']} of {made['of']} gradients made again from the seed ({demand}): {found['same']} the"
-            f" same bit for bit, {found['within_tolerance']} within the tolerance, {found['other']} others."
+            f"{made['made']} of {made['of']} gradients made again from the seed ({demand}): {compared['same']} the"
+            f" same bit for bit, {compared['within_tolerance']} within the tolerance, {compared['other']} others."
         )
         if gradients.first_other:
             self.words.append(f"First: {gradients.first_other}.")

@@ -149,24 +149,24 @@ def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
 
     Raise ConfigurationError if a given directory has no ledger with this run, or one that cannot be read.
     """
-    found, by_edge = FoundLedgers(), dict[str, LedgerStatement]()
+    ledgers, by_edge = FoundLedgers(), dict[str, LedgerStatement]()
     for ledger in _ledgers_below(path / "state"):
         try:
             edge_id, of_run = _statements(ledger, run, below=path)
         except ConfigurationError as error:
-            found.faults[str(ledger)] = str(error)
+            ledgers.faults[str(ledger)] = str(error)
             continue
         by_edge |= of_run
         if not of_run:
-            found.others[str(ledger)] = edge_id
+            ledgers.others[str(ledger)] = edge_id
     for directory in given:
         below = [_statements(ledger, run, below=directory)[1] for ledger in _ledgers_below(directory)]
         if not any(below):
             raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
         for of_run in below:
             by_edge |= of_run
-    found.statements = [by_edge[edge_id] for edge_id in sorted(by_edge)]
-    return found
+    ledgers.statements = [by_edge[edge_id] for edge_id in sorted(by_edge)]
+    return ledgers
 
 
 def _ledgers_below(directory: Path) -> list[Path]:

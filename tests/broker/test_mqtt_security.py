@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ from common.transport.connection import BrokerAddress, Credentials, MqttOptions,
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
-from mapa.brokers import Broker, find_mosquitto, free_port, private_mosquitto
+from mapa.broker_files import write_passwords
+from mapa.brokers import Broker, find_mosquitto, private_mosquitto
+from tests.broker.site_support import Site
 from tests.broker.testbed_support import open_testbed, scenario
-from tests.program_support import PATIENCE, ROOT, eventually
+from tests.program_support import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -29,20 +30,6 @@ pytestmark = [
     ),
 ]
 Connect = Callable[..., Any]
-
-ACL = """
-user cloud
-topic readwrite mapa/v1/#
-
-pattern write mapa/v1/+/edge/%u/hello
-pattern write mapa/v1/+/edge/%u/gradient
-pattern write mapa/v1/+/edge/%u/leave
-pattern write mapa/v1/+/edge/%u/will
-pattern read mapa/v1/+/edge/%u/welcome
-pattern read mapa/v1/+/edge/%u/model
-pattern read mapa/v1/+/halt
-pattern read mapa/v1/+/cloud
-"""
 
 
 def openssl(folder: Path, *words: str) -> None:
@@ -148,139 +135,88 @@ def test_the_password_is_never_shown() -> None:
 
 
 @pytest.fixture
-def shipped(tmp_path: Path, certificates: Path) -> Iterator[tuple[Broker, BrokerAddress]]:
-    """Start a broker as docker/cloud.yml does; return it, and the address of its clouds' listener."""
-    home, secrets, files = tmp_path / "home", tmp_path / "secrets", ROOT / "docker" / "mosquitto"
-    for folder in (*(home / part for part in ("config", "data", "secrets")), secrets):
-        folder.mkdir(parents=True)
-    for name in ("ca.pem", "server.pem", "server.key"):
-        (secrets / name).write_bytes((certificates / name).read_bytes())
-    passwords(secrets, cloud="c", e1="1", e2="2")
-    (home / "config" / "acl").write_text((files / "acl").read_text())
-    edges, clouds = (BrokerAddress("127.0.0.1", free_port()) for _ in range(2))
-    text = (files / "tls.conf").read_text().replace("/mosquitto/secrets", str(home / "secrets"))
-    for line, address in (("listener 8883", edges), ("listener 8884", clouds)):
-        assert line in text
-        text = text.replace(f"{line}\n", f"listener {address.port} 127.0.0.1\n")
-    (home / "config" / "mosquitto.conf").write_text(f"user {getuser()}\n{text}")
-    variables = {
-        "MOSQUITTO_HOME": home,
-        "MOSQUITTO_SECRETS": secrets,
-        "MOSQUITTO_USER": getuser(),
-        "RUN": "test",
-        "PATH": f"{os.environ['PATH']}:{Path(find_mosquitto() or '/').parent}",
-    }
-    words = [f"{name}={value}" for name, value in variables.items()]
-    command = ["/usr/bin/env", *words, "/bin/sh", str(files / "start.sh")]
-    broker = Broker(edges, "mosquitto", command, tmp_path / "log", needs_greeting=False)
-    broker.start()
-    yield broker, clouds
-    broker.stop()
+def shipped(tmp_path: Path) -> Iterator[Site]:
+    """Start a broker with passwords as docker/cloud.yml does."""
+    site = Site(tmp_path / "site", {"cloud": "c", "e1": "1", "e2": "2"}, run="test")
+    with site.running():
+        yield site
 
 
 def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
-    shipped: tuple[Broker, BrokerAddress], certificates: Path, tmp_path: Path, connect: Connect
+    shipped: Site, tmp_path: Path, connect: Connect
 ) -> None:
-    (broker, clouds), tls = shipped, TlsFiles(ca=certificates / "ca.pem")
     for name in ("cloud", "1"):
         (tmp_path / name).mkdir()
     (tmp_path / "1" / "e1").write_text("1\n")
-    credentials = Credentials(username="cloud", password="c", tls=tls)
-    values = scenario(edges=2, iterations=200)
-    with open_testbed(clouds, tmp_path / "cloud", values, credentials=credentials) as bed:
-        ca = ("--tls-ca", str(certificates / "ca.pem"))
-        bed.edge("--accounts", str(tmp_path / "1"), *ca, broker=broker.address)
+    values, credentials = scenario(edges=2, iterations=200), shipped.credentials("cloud")
+    with open_testbed(shipped.clouds, tmp_path / "cloud", values, credentials=credentials) as bed:
+        ca = ("--tls-ca", str(shipped.authority.folder / "services.pem"))
+        bed.edge("--accounts", str(tmp_path / "1"), *ca, broker=shipped.edges)
         service = bed.cloud.service
         bed.wait(lambda: bed.updates > 10)
         thrown_out = [f"test::{service.presence.nonce}", "cloud", "test:e1", "e1"]
         for client_id in thrown_out:  # what the presence and the topics tell every edge
-            thief = connect(broker, client_id, credentials=Credentials(username="e2", password="2", tls=tls))
-            thief.close()
+            connect(shipped.edges, client_id, credentials=shipped.credentials("e2")).close()
         assert bed.finish()["updates"] == 200
         assert service.traffic.lost_connections == 0
         assert not bed.events("edge_gone")
 
 
-def test_an_edge_account_can_retain_in_its_branch_of_the_run_alone(
-    shipped: tuple[Broker, BrokerAddress], certificates: Path, connect: Connect
-) -> None:
-    (broker, clouds), tls = shipped, TlsFiles(ca=certificates / "ca.pem")
-    edge = connect(broker, "e1", credentials=Credentials(username="e1", password="1", tls=tls))
+def test_an_edge_account_can_retain_in_its_branch_of_the_run_alone(shipped: Site, connect: Connect) -> None:
+    edge = connect(shipped.edges, "e1", credentials=shipped.credentials("e1"))
     for number in range(20):
         edge.channel.publish(f"mapa/v1/other-{number}/edge/e1/hello", b"x", qos=1, retain=True)
     edge.channel.publish("mapa/v1/test/edge/e1/leave", b"x", qos=1, retain=True)
-    cloud = connect(
-        clouds, "cloud", "mapa/v1/#", credentials=Credentials(username="cloud", password="c", tls=tls)
-    )
+    cloud = connect(shipped.clouds, "cloud", "mapa/v1/#", credentials=shipped.credentials("cloud"))
     cloud.wait(lambda: len(cloud.seen) > 0)
     cloud.channel.publish("mapa/v1/test/mark", b"x", qos=1)
     cloud.wait(lambda: cloud.seen[-1][0].endswith("mark"))
     assert [topic for topic, _ in cloud.seen] == ["mapa/v1/test/edge/e1/leave", "mapa/v1/test/mark"]
 
 
-def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(tmp_path: Path, connect: Connect) -> None:
-    acl = tmp_path / "acl"
-    acl.write_text(ACL)
-    acl.chmod(0o600)
-    accounts = passwords(tmp_path, cloud="c", e1="1", e2="2")
-    lines = ["allow_anonymous false", f"password_file {accounts}", f"acl_file {acl}"]
-    run, one, two = RunId("r"), EdgeId("e1"), EdgeId("e2")
-    with private_mosquitto(tmp_path / "broker", extra=lines) as broker:
-        cloud = connect(broker, "cloud", "mapa/v1/#", credentials=Credentials(username="cloud", password="c"))
-        edge = connect(broker, "r:e1", "mapa/v1/#", credentials=Credentials(username="e1", password="1"))
-        # what e1 must not write: another's branch, its own welcome and model, halt
-        edge.channel.publish(edge_topic(run, two, EdgeTopic.GRADIENT), b"forged", qos=1)
-        edge.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"forged", qos=1)
-        edge.channel.publish(halt_topic(run), b"forged", qos=1, retain=True)
-        edge.channel.publish(edge_topic(run, one, EdgeTopic.GRADIENT), b"own", qos=1)
-        cloud.wait(lambda: len(cloud.seen) > 0)
-        assert cloud.seen == [(edge_topic(run, one, EdgeTopic.GRADIENT), b"own")]
-        # what e1 must not read: another's model
-        cloud.channel.publish(edge_topic(run, two, EdgeTopic.MODEL), b"for e2", qos=1)
-        cloud.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"for e1", qos=1)
-        edge.wait(lambda: len(edge.seen) > 0)
-        assert edge.seen == [(edge_topic(run, one, EdgeTopic.MODEL), b"for e1")]
+def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(shipped: Site, connect: Connect) -> None:
+    run, one, two = RunId("test"), EdgeId("e1"), EdgeId("e2")
+    cloud = connect(shipped.clouds, "cloud", "mapa/v1/#", credentials=shipped.credentials("cloud"))
+    edge = connect(shipped.edges, "test:e1", "mapa/v1/#", credentials=shipped.credentials("e1"))
+    # what e1 must not write: another's branch, its own welcome and model, halt
+    edge.channel.publish(edge_topic(run, two, EdgeTopic.GRADIENT), b"forged", qos=1)
+    edge.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"forged", qos=1)
+    edge.channel.publish(halt_topic(run), b"forged", qos=1, retain=True)
+    edge.channel.publish(edge_topic(run, one, EdgeTopic.GRADIENT), b"own", qos=1)
+    cloud.wait(lambda: len(cloud.seen) > 0)
+    assert cloud.seen == [(edge_topic(run, one, EdgeTopic.GRADIENT), b"own")]
+    # what e1 must not read: another's model
+    cloud.channel.publish(edge_topic(run, two, EdgeTopic.MODEL), b"for e2", qos=1)
+    cloud.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"for e1", qos=1)
+    edge.wait(lambda: len(edge.seen) > 0)
+    assert edge.seen == [(edge_topic(run, one, EdgeTopic.MODEL), b"for e1")]
 
 
 @pytest.mark.slow
-def test_the_recipes_broker_without_a_container_knows_a_new_account_after_a_sighup(tmp_path: Path) -> None:
-    folder, port = tmp_path / "secrets", free_port()
+def test_a_new_password_is_known_at_sighup_or_by_the_containers_own_look(tmp_path: Path) -> None:
+    for in_container in (False, True):
+        site = Site(tmp_path / str(in_container), {"cloud": "c", "e1": "1"})
 
-    def recipe(*groups: str) -> None:
-        words = [ROOT / "docker" / "mosquitto" / "secrets.sh", folder, "localhost", *groups]
-        subprocess.run(words, check=True, capture_output=True)
+        def enters(name: str, site: Site = site) -> bool:
+            options = MqttOptions(address=site.edges, client_id=name, credentials=site.credentials(name))
+            with SelectorLoop() as loop:
+                channel = MqttChannel(options, loop)
+                try:
+                    channel.connect(PATIENCE)
+                except ConfigurationError:
+                    return False
+                channel.close()
+                return True
 
-    def enter(name: str) -> bool:
-        path = next(folder.glob(f"*/*/accounts/{name}"))
-        tls = TlsFiles(ca=path.parents[1] / "ca.pem")
-        options = MqttOptions(
-            address=BrokerAddress("localhost", port),
-            client_id=name,
-            credentials=Credentials(username=name, password=path.read_text().strip(), tls=tls),
-        )
-        with SelectorLoop() as loop:
-            channel = MqttChannel(options, loop)
-            try:
-                channel.connect(PATIENCE)
-            except ConfigurationError:
-                return False
-            channel.close()
-            return True
-
-    recipe("lab=1")
-    configuration = folder / "broker" / "mosquitto.conf"
-    configuration.write_text(configuration.read_text().replace("listener 8883", f"listener {port}"))
-    broker = subprocess.Popen([str(find_mosquitto()), "-c", str(configuration)], stderr=subprocess.DEVNULL)
-    try:
-        assert enter("lab-0")
-        recipe("desk=1")
-        assert f"listener {port}" in configuration.read_text(), "what is there stays"
-        assert not enter("desk-0")
-        broker.send_signal(signal.SIGHUP)
-        eventually(lambda: enter("desk-0"), "the new account is known")
-    finally:
-        broker.kill()
-        broker.wait()
+        with site.running(in_container=in_container) as broker:
+            assert enters("e1")
+            site.passwords = {**(site.passwords or {}), "e2": "2"}
+            assert not enters("e2")
+            write_passwords(site.files / "passwords", site.passwords)
+            if not in_container:
+                os.kill(broker.pid, signal.SIGHUP)
+            eventually(lambda: enters("e2"), "the new account is known")
+            assert enters("e1")
 
 
 def certificate_of_localhost(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from common.transport.connection import BrokerAddress
+from mapa.broker_files import CONFIGURATION
 from mapa.brokers import Broker, find_mosquitto, free_port
 from mapa.scenario_files import load_scenario
 from tests.program_support import require_mosquitto, run_program
@@ -80,10 +81,8 @@ def test_every_deployment_has_the_limit_and_the_default_admits_what_is_shipped()
         text = (ROOT / file).read_text()
         assert "MESSAGE_SIZE_LIMIT: ${MESSAGE_SIZE_LIMIT:-1048576}" in text, file
         assert "start.sh" in text, file
-    for name in ("mosquitto.conf", "tls.conf"):
-        assert re.findall(r"^message_size_limit .*", (FOLDER / name).read_text(), re.M) == [
-            "message_size_limit 1048576"
-        ]
+    for text in ((FOLDER / "mosquitto.conf").read_text(), CONFIGURATION):
+        assert re.findall(r"^message_size_limit .*", text, re.M) == ["message_size_limit 1048576"]
     for path in (ROOT / "mapa" / "scenarios").glob("*.toml"):
         _, scenario = load_scenario(str(path), [])
         landmarks = scenario.model.options.get("landmarks", 1000) or 3969

@@ -225,3 +225,14 @@ def test_commands_within_sentences_exist_with_their_options(page: Path) -> None:
             known_options = {name for one in options_of(command) for name in (*one.opts, *one.secondary_opts)}
             unknown = options - known_options - {"--help"}
             assert not unknown, f"{page.name}: mapa {said}: no such option: {', '.join(unknown)}"
+
+
+def test_the_security_page_names_tests_that_there_are() -> None:
+    named = re.findall(
+        r"`((?:\.\./\w+/)?test_\w+\.py)?::(\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    )
+    assert len(named) > 10
+    file = ""
+    for place, test in named:  # without a file: the one before
+        file = place or file
+        require_test(f"tests/{file[3:] if file.startswith('../') else f'broker/{file}'}::{test}")

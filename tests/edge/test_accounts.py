@@ -9,13 +9,13 @@ import pytest
 from common.errors import ConfigurationError
 from common.messages import Presence, Refuse
 from common.quantities import EdgeId, RunId
-from common.transport.connection import BrokerAddress
+from common.transport.connection import BrokerAddress, Credentials, TlsFiles
 from common.wire.codec import encode
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.session import EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import StateDirectory
-from mapa.commands.options import account_passwords
+from mapa.commands.options import accounts_in
 
 
 def test_each_living_edge_takes_an_account_of_its_own(tmp_path: Path) -> None:
@@ -41,25 +41,39 @@ def test_a_folder_of_accounts(tmp_path: Path) -> None:
     (tmp_path / "lab-1").write_text("one\nignored\n")
     (tmp_path / "lab-0").write_text("zero")
     (tmp_path / ".hidden").write_text("no account")
-    assert account_passwords(tmp_path) == {"lab-0": "zero", "lab-1": "one"}
+    assert accounts_in(tmp_path, Credentials()) == {
+        "lab-0": Credentials(username="lab-0", password="zero"),
+        "lab-1": Credentials(username="lab-1", password="one"),
+    }
+
+
+def test_a_folder_of_identities(tmp_path: Path) -> None:
+    for name in ("key.pem", "cert.pem", "ca.pem"):
+        (tmp_path / "lab-0").mkdir(exist_ok=True)
+        (tmp_path / "lab-0" / name).touch()
+    (only,) = accounts_in(tmp_path, Credentials()).values()
+    assert only == Credentials(tls=TlsFiles.identity(tmp_path / "lab-0"))
+    (tmp_path / "lab-0" / "ca.pem").unlink()
+    with pytest.raises(ConfigurationError, match=r"ca\.pem.*no such file"):
+        accounts_in(tmp_path, Credentials())
 
 
 @pytest.mark.parametrize("name", ["two words", "a+b"])
 def test_a_name_that_cannot_be_an_edge_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("password")
     with pytest.raises(ConfigurationError, match="edge id"):
-        account_passwords(tmp_path)
+        accounts_in(tmp_path, Credentials())
 
 
 def test_a_folder_without_accounts_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ConfigurationError, match="--accounts"):
-            account_passwords(folder)
+            accounts_in(folder, Credentials())
 
 
 @pytest.mark.slow
 def test_a_lost_ledger_ends_its_edge_alone_and_the_name_stays(tmp_path: Path) -> None:
-    accounts = {"lab-0": "zero", "lab-1": "one"}
+    accounts = {name: Credentials(username=name, password="x") for name in ("lab-0", "lab-1")}
     settings = FleetSettings(
         run=RunId("r"),
         broker=BrokerAddress("127.0.0.1", 1),

@@ -43,7 +43,7 @@ from experiments.reconstruction import (
     ssim,
 )
 from mapa.simulation.simulator import World
-from tests.core_support import SIDE, small_world
+from tests.core_support import CONSTANTS, SIDE, small_world
 from tests.mechanism_support import BATCH_MEAN, NORMALISED, PER_SAMPLE, SHUFFLED, clip
 from tests.memory_broker import MemoryBroker, MemoryChannel
 from tests.reproduce_support import invoked
@@ -86,11 +86,8 @@ def test_a_batch_of_lr_gives_a_mean_of_its_images_weighted_by_their_derivatives(
 
 
 def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution_is_noised() -> None:
-    world = small_world(
-        model={"name": "cnn"},
-        privacy={"noise": "exponential-norm", "epsilon": 0.01, "scope": "first-conv"},
-        iterations=3,
-    )
+    privacy = {"noise": "exponential-norm", "epsilon": 0.01, "scope": "first-conv"}
+    world = small_world(model={"name": "cnn"}, privacy=privacy, iterations=3)
     cells = attack(world, epsilons=[0.01], iterations=[1], releases=4, clippings=[PER_SAMPLE])
     assert {cell.law for cell in cells} == {IN_THE_CLEAR, "exponential-norm", "gamma-norm", "gaussian"}
     for cell in cells:
@@ -209,13 +206,8 @@ def test_similarity_measures_are_perfect_for_the_image_itself_and_fall_with_nois
 
 def payloads(count: int) -> tuple[Any, list[tuple[SendModel, GradientArrived]]]:
     """Return a world with batches of one, no noise, and what went over its wire."""
-    world = small_world(
-        iterations=count,
-        edges=1,
-        batch_size=1,
-        algorithm={"name": "asgd", "smoothness": 2.0, "sigma": 3.0, "radius": 4.0, "loss_gap": 0.7},
-        model={"name": "lr", "regularization": 0.1},
-    )
+    how = {"algorithm": {"name": "asgd", **CONSTANTS}, "model": {"name": "lr", "regularization": 0.1}}
+    world = small_world(iterations=count, edges=1, batch_size=1, **how)
     return world, list(exchanges(world, world.workers()))
 
 

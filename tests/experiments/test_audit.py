@@ -290,10 +290,8 @@ def test_the_command_reports_claims_beside_bounds(monkeypatch: pytest.MonkeyPatc
     result = invoked("audit", *words)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert [game["name"] for game in report["games"]][:2] == [
-        "one release, canary in the batch",
-        "one release, as sampled",
-    ]
+    first = ["one release, canary in the batch", "one release, as sampled"]
+    assert [game["name"] for game in report["games"]][:2] == first
     assert len(report["games"]) == 13
     assert report["games"][0]["claimed"] == 0.25  # μ = 1/z
     assert report["games"][0]["claimed_epsilon"] > report["games"][1]["claimed_epsilon"] > 0
@@ -323,17 +321,7 @@ def test_the_audit_of_a_run_is_kept_with_it_and_goes_with_it(
 ) -> None:
     monkeypatch.setattr(audit_module, "scenario_games", first_game_alone)
     path = simulated(tmp_path, iterations=20)
-    words = [
-        "--run",
-        path.name,
-        "--runs-dir",
-        str(tmp_path),
-        "--rounds",
-        "1000",
-        "--canaries",
-        "50",
-        "--json",
-    ]
+    words = f"--run {path.name} --runs-dir {tmp_path} --rounds 1000 --canaries 50 --json".split()
     result = invoked("audit", *words)
     assert result.exit_code == 0, result.output
     kept = json.loads((path / "audit.json").read_text())

@@ -41,18 +41,10 @@ ALPHA = familywise(0.95, 13)
 SEED = 7
 PLANTED = {defect.name: defect for defect in planted()}
 PROCESSES, ALIKE, TO_AND_FRO, MESSAGE = "the first release", "two releases", "four releases", "one message"
-IN_BATCH, IN_TURN, EXACTLY, ABOVE = (
-    "one release, canary in",
-    "coordinates",
-    "one release, spread",
-    "canary just",
-)
-HALF, AGAINST, DRAWN, WHO = (
-    "one release, sampled at",
-    "one release, the others",
-    "drawn most",
-    "who is sampled",
-)
+IN_BATCH, EXACTLY = "one release, canary in", "one release, spread"
+IN_TURN, ABOVE = "coordinates", "canary just"
+HALF, AGAINST = "one release, sampled at", "one release, the others"
+DRAWN, WHO = "drawn most", "who is sampled"
 
 # What the review proved to be missed, and the game that refutes it, without those before it.
 REVIEWED = {
@@ -131,11 +123,8 @@ def test_where_a_release_lies_before_noise_is_what_the_edge_makes(
     clipping: Clipping, law: Gaussian | Laplace
 ) -> None:
     steer = np.array([[1.0, 0, 0, 0], [-3.0, -3, -3, -3], [0.1, 0, 0, 0]])
-    played = replace(
-        design(Mechanism(law, 4, clipping=clipping.fitted(28.0)), steer=steer),
-        canary=np.full(4, 2.0),
-        others=np.eye(4)[1],
-    )
+    mechanism = Mechanism(law, 4, clipping=clipping.fitted(28.0))
+    played = replace(design(mechanism, steer=steer), canary=np.full(4, 2.0), others=np.eye(4)[1])
     aim = played.aim
     for there, centres in ((False, aim.zeroed), (True, aim.there)):
         worker = played.worker(there, 0)

@@ -40,14 +40,10 @@ def test_each_defect_and_each_game_has_its_row() -> None:
     assert rows_after("| mutation |") == list(MUTATIONS)
     names = [defect.name for defect in planted()]
     assert rows_after("| other defect |") == names[len(MUTATIONS) * len(MUTATED) :]
-    played = {
-        re.sub(r"^\d+ releases?", "9 releases", game.name)
-        for recipe in sound_mechanisms().values()
-        for game in sound_battery(recipe, 200)
-    }
-    assert {
-        re.sub(r"\bE local", "4 local", row) for row in rows_after("| game | what it looks for |")
-    } == played
+    games = [game for recipe in sound_mechanisms().values() for game in sound_battery(recipe, 200)]
+    played = {re.sub(r"^\d+ releases?", "9 releases", game.name) for game in games}
+    rows = rows_after("| game | what it looks for |")
+    assert {re.sub(r"\bE local", "4 local", row) for row in rows} == played
 
 
 def test_every_sound_mechanism_is_among_the_games() -> None:

@@ -131,6 +131,8 @@ def test_runs_without_seeds_are_compared_by_their_means() -> None:
     assert own["off_budget"] == pytest.approx(0.05)
     [again] = [one for one in cases_of([replace(one, seed=1), replace(paced, seed=2)]) if one["against"]]
     assert again["points"] == (pytest.approx(3.0),)
+    assert spread((0.0, 1.0, 2.5)) == 2.5  # an edge that came too late has released nothing
+    assert spread((0.0, 0.0)) == 1.0
 
 
 @pytest.mark.slow
@@ -174,11 +176,9 @@ def test_the_command_simulates_every_case_with_every_seed(
     words = [part for word in SMALL for part in ("--set", word)]
     assert main([*words, "--seeds", "1", "2", "--jobs", "2", "--runs-dir", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(row["case"], row["seed"]) for row in found["runs"]] == [
-        (case, seed)
-        for case in ("unequal-fashion", "paced-fashion", "paced-fashion, no weights")
-        for seed in (1, 2)
-    ]
+    cases = ("unequal-fashion", "paced-fashion", "paced-fashion, no weights")
+    expected = [(case, seed) for case in cases for seed in (1, 2)]
+    assert [(row["case"], row["seed"]) for row in found["runs"]] == expected
     assert [case["runs"] for case in found["cases"]] == [2, 2, 2]
     assert len(found["cases"][1]["points"]) == 2
     assert len(list(tmp_path.iterdir())) == 6

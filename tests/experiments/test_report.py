@@ -14,7 +14,7 @@ import pytest
 
 from experiments.reproduce import plots
 from experiments.reproduce.catalogue import FigurePoint, Result, Results, catalogue
-from experiments.reproduce.claims import Case, FigureClaim, Judged, Judgement, Verdict
+from experiments.reproduce.claims import ClaimCase, FigureClaim, Judged, Judgement, Verdict
 from experiments.reproduce.plots import (
     draw_convergence,
     draw_norms,
@@ -215,7 +215,7 @@ def test_a_count_of_the_first_window_is_an_upper_bound() -> None:
 def judged(name: str, verdict: Verdict, *holds: bool | None, ours: bool = False) -> Judged:
     said: dict[str, Any] = {"where": "fig:a", "text": f"Say {name}.", "judge": "b", "why": "by `luck`"}
     claim = FigureClaim(name=name, experiment="accuracy", ours=ours, **said)
-    cases = tuple(Case(f"case {n}", held, "1 : 2") for n, held in enumerate(holds))
+    cases = tuple(ClaimCase(f"case {n}", held, "1 : 2") for n, held in enumerate(holds))
     summary = f"holds in {holds.count(True)} of {len(holds)}"
     return Judged(claim, Judgement(verdict, summary, cases, explain=False in holds))
 

@@ -81,10 +81,8 @@ def test_what_a_run_leaves_and_nobody_can_read_is_a_failure_of_that_run_alone(
 ) -> None:
     monkeypatch.setattr(runs, "live_command", lambda *_, **__: argv)
     outcome = reproduce(order(tmp_path, "testbed"))
-    assert sorted(outcome.failures) == [
-        "testbed-cnn-mnist-asgd, edges 2, seed 0, processes",
-        "testbed-cnn-mnist-mapa, edges 2, seed 0, processes",
-    ]
+    lines = [f"testbed-cnn-mnist-{name}, edges 2, seed 0, processes" for name in ("asgd", "mapa")]
+    assert sorted(outcome.failures) == lines
     assert all(error.startswith("LiveRunError: ") for error in outcome.failures.values())
     assert "testbed-cnn-mnist-mapa, edges 2" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
@@ -212,12 +210,8 @@ def test_a_result_survives_the_cache_and_a_damaged_or_other_one_is_made_again(tm
 def test_a_panel_of_the_same_runs_as_another_counts_once(tmp_path: Path) -> None:
     some = points("tiny", "sound", "accuracy")
     whole = Results(some, {p.key: ends_at(0.8, p) for p in some})
-    assert {p.panel for p in some if p.experiment == "sound"} == {
-        "lr-mnist",
-        "lr-usps",
-        "svm-mnist",
-        "svm-usps",
-    }
+    panels = {"lr-mnist", "lr-usps", "svm-mnist", "svm-usps"}
+    assert {p.panel for p in some if p.experiment == "sound"} == panels
     assert whole.panels("sound") == ["lr-mnist", "svm-mnist"]
     assert whole.panels("accuracy") == ["lr-mnist", "lr-usps", "svm-mnist", "svm-usps", "cnn-mnist"]
     usps = Results(some, {e.point.key: e.result for e in whole.entries if e.point.panel == "lr-usps"})

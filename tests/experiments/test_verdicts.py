@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.reproduce.catalogue import FigurePoint, Results, all_points, catalogue
+from experiments.reproduce.catalogue import FigurePoint, Results, catalogue
 from experiments.reproduce.claims import (
     TARGET,
-    Case,
+    ClaimCase,
     Judgement,
     Verdict,
     ahead,
@@ -21,7 +21,7 @@ from experiments.reproduce.claims import (
     judge_all,
     not_behind,
 )
-from tests.reproduce_support import NOWHERE, ends_at, judged, made_up, points, result_of
+from tests.reproduce_support import ends_at, judged, made_up, points, result_of
 
 pytestmark = pytest.mark.slow  # every claim of the catalogue: seconds
 
@@ -45,7 +45,7 @@ TIMES = list(range(100, 2100, 100))
 def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
     holds: list[bool | None], verdict: Verdict, summary: str
 ) -> None:
-    found = by_cases([Case("here", one, "1 : 2") for one in holds])
+    found = by_cases([ClaimCase("here", one, "1 : 2") for one in holds])
     assert (found.verdict, found.summary) == (verdict, summary)
     assert found.explain == (False in holds)
     assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
@@ -74,12 +74,12 @@ def test_seeds_decide_how_near_is_too_near(told: bool | None, expected: bool | N
 
 def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
     (claim,) = (claim for claim in claims() if claim.name == "testbed: beats AUDP")
-    two = [Case(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
+    two = [ClaimCase(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
     found = covered(claim, by_cases(two))
     assert found.verdict is Verdict.PARTLY
     assert found.summary == "holds in 2 of 2 (the claim covers 4)"
     assert covered(claim, by_cases([*two, *two])).verdict is Verdict.REPRODUCED
-    assert covered(claim, by_cases([Case("K=5", False, "")])).verdict is Verdict.NOT
+    assert covered(claim, by_cases([ClaimCase("K=5", False, "")])).verdict is Verdict.NOT
 
 
 def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,16 +87,10 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     here = [SimpleNamespace(name=name, present=True) for name in ("mnist", "usps")]
     monkeypatch.setattr("experiments.reproduce.catalogue.describe", lambda _: here)
     experiments = [e.name for e in catalogue().experiment if e.name not in ("attack", "heldout")]
-    some = [
-        p
-        for name in experiments
-        for p in all_points(catalogue().chosen([name]), "full", NOWHERE, most_seeds=1)
-    ]
+    some = points("full", *experiments, most_seeds=1)
     t, falling = list(range(1000, 41000, 1000)), [2.0] * 20 + [0.0] * 20
-    found = {
-        p.key: result_of(p, t=t, accuracy=[0.9] * 40, loss=falling, seconds=[float(x) for x in t])
-        for p in some
-    }
+    curve = {"t": t, "accuracy": [0.9] * 40, "loss": falling, "seconds": list(map(float, t))}
+    found = {p.key: result_of(p, **curve) for p in some}
     for one in judge_all(Results(some, found), experiments):
         assert len(one.judgement.cases) >= max(1, one.claim.cases) or one.claim.name == "norms fall", (
             one.claim
@@ -111,10 +105,8 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     [(0.9, 0.8, Verdict.REPRODUCED), (0.8, 0.9, Verdict.NOT), (0.8, 0.799, Verdict.UNDECIDED)],
 )
 def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float, verdict: Verdict) -> None:
-    found = judged(
-        "beats AUDP",
-        made_up(lambda p: {"mapa": mapa, "audp": audp}.get(p.variant), points("tiny", "accuracy")),
-    )
+    results = made_up(lambda p: {"mapa": mapa, "audp": audp}.get(p.variant), points("tiny", "accuracy"))
+    found = judged("beats AUDP", results)
     assert found.verdict is verdict
     assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
     assert found.explain == (verdict is Verdict.NOT)
@@ -168,10 +160,8 @@ def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -
     some = points("tiny", "attack")
 
     def seen(weak: list[float], strong: list[float]) -> Judgement:
-        cells = [
-            {"law": "exponential-norm", "epsilon": epsilon, "correlations": values}
-            for epsilon, values in ((1.0, weak), (0.01, strong))
-        ]
+        law = {"law": "exponential-norm"}
+        cells = [{**law, "epsilon": e, "correlations": r} for e, r in ((1.0, weak), (0.01, strong))]
         return judged("blurred", Results(some, {p.key: result_of(p, cells=cells) for p in some}))
 
     assert seen([0.9, 0.1, 0.1], [0.1, 0.0, 0.1]).verdict is Verdict.REPRODUCED
@@ -267,10 +257,8 @@ def test_models_that_learned_nothing_decide_nothing(
 
 def test_a_synchronous_twin_that_never_gets_there_is_slower() -> None:
     some = points("tiny", "stragglers")
-    found = {
-        p.key: result_of(p, accuracy=[TARGET if p.engine == "events" else TARGET - 0.1], seconds=[3.0])
-        for p in some
-    }
+    last = {"events": TARGET, "synchronous": TARGET - 0.1}
+    found = {p.key: result_of(p, accuracy=[last[p.engine]], seconds=[3.0]) for p in some}
     judgement = judged("stragglers", Results(some, found))
     assert judgement.verdict is Verdict.REPRODUCED
     assert "3.0 s against never within T" in judgement.measured

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
-from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Followed, Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -30,53 +30,6 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
-ROW: dict[str, Any] = {"edge": 0, "edge_id": "a", "applied": 1, "joins": 1, "gone": "", "last_sequence": 1}
-ROW |= {"staleness_mean": 0.0, "staleness_max": 0, "link": None, "round_trip_ms": 1.0, "asked_delay_ms": 1.0}
-ROW |= {"epsilon": 1.0, "releases": 1, "reason": "", "method": "pld"}
-STAGE = {
-    "stage": 1,
-    "t": 1,
-    "sensitivity": 1.0,
-    "variance": 1.0,
-    "learning_rate": 0.1,
-    "length": 5,
-    "tau_max": 2,
-}
-SUMMARY: dict[str, Any] = {
-    "updates": 1,
-    "iterations": 2,
-    "seconds": 1.0,
-    "reason": "finished",
-    "warning": "",
-    "best_accuracy": 0.5,
-    "metrics": [{"name": "accuracy", "better": "higher", "share": True}],
-    "staleness": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 1),
-    "edges": [ROW],
-    "network": [ROW],
-    "refused": {"old": 1},
-    "dropped": {"size": 1},
-    "stages": [STAGE],
-    "privacy": {"edges": [ROW], "words": ["w"], "epsilon": 1.0, "delta": 1e-5},
-    "evaluations": [{"updates": 1, "stage": 1, "accuracy": 0.5, "loss": 1.0}],
-}
-MAPA = {"name": "mapa", "rule": "chebyshev"}
-MAPA |= dict.fromkeys(("smoothness", "sigma", "theta", "delta", "loss_gap", "radius"), 0.5)
-MANIFEST: dict[str, Any] = {
-    "name": "n",
-    "started": "2026-01-01T00:00:00+00:00",
-    "shard_sizes": [100],
-    "scenario": {
-        "edges": 1,
-        "iterations": 2,
-        "seed": 1,
-        "links": [],
-        "local": {},
-        "batch_size": 8,
-        "algorithm": MAPA,
-        "privacy": {"clipping": "per-sample", "scope": "all", "total_epsilon": 2.0, "total_delta": 1e-5},
-        "data": {"set": "mnist-5k", "sampler": "poisson", "largest_batch": None},
-    },
-}
 
 
 def hostile(value: object) -> str:
@@ -187,14 +140,24 @@ def test_hostile_records_are_counted_and_never_break_a_page(
     watch.listed()
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("ended"), iterations=10, edges=2)
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any, recorded: bool
+    ended: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    value: Any,
+    recorded: bool,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    for name, document in (("manifest.json", MANIFEST), ("summary.json", SUMMARY)):
+    for name in ("manifest.json", "summary.json"):
+        document = json.loads((ended / name).read_text())
         for _ in range(data.draw(st.integers(0, 4))):
             document = spoiled(data, document, ODD)
         (path / name).write_text(hostile(document))
@@ -230,18 +193,24 @@ def test_a_wrong_value_in_a_summary_is_none_and_the_rest_is_shown(tmp_path: Path
 def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = watch_module.sections.fleet
+    def broken(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*given: Any) -> Any:
+            if given[-1].counted.number:
+                raise ZeroDivisionError("odd")
+            return usual(*given)
 
-    def broken(page: Page) -> dict[str, Any]:
-        if page.counted.number:
-            raise ZeroDivisionError("odd")
-        return usual(page)
+        return make
 
-    monkeypatch.setattr(watch_module.sections, "fleet", broken)
-    page = sections(Watch(write_live_run(tmp_path, "first", applied(1))))
-    [said] = page["head"]["failed"]
-    assert said.startswith("fleet: unexpected error: ZeroDivisionError: odd")
-    assert page["fleet"]["edges"] == []
+    monkeypatch.setattr(watch_module.sections, "staleness", broken(watch_module.sections.staleness))
+    monkeypatch.setattr(watch_module.EdgeKinds, "of", broken(watch_module.EdgeKinds.of))
+    watch = Watch(write_live_run(tmp_path, "first", applied(1)))
+    page = sections(watch)
+    failed = [
+        f"{name}: unexpected error: ZeroDivisionError: odd" for name in ("fleet", "staleness", "privacy")
+    ]
+    assert all(said.startswith(one) for said, one in zip(page["head"]["failed"], failed, strict=True))
+    assert watch.missing() == []
+    assert page["fleet"]["edges"] == page["staleness"]["bins"] == []
     assert page["head"]["updates"] == 1
 
 
@@ -319,7 +288,7 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent_nor_above_its_b
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["last_sequence"] == stated["releases"] == 5
     assert (lane["epsilon"], lane["epsilon_of"], lane["epsilon_pending"]) == (None, None, True)
-    assert asked(watch) == [6, 4, 3, 2]  # the bound of now: one more may be on its way
+    assert asked(watch) == [6, 10, 4, 3]  # the bound of now: one more may be on its way; and one for later
     (lane,) = accounted(watch)["fleet"]["edges"]
     assert (lane["epsilon"] > stated["epsilon"], lane["epsilon_of"]) == (True, 6)
     manifest = json.loads((path / "manifest.json").read_text())
