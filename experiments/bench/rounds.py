@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ConfigurationError, MapaError
 
@@ -96,7 +97,7 @@ class Outcome:
             if (values := [turn[head] for turn in took if head in turn])
         }
         rows, columns = (list(named), heads) if len(heads) <= _ABREAST else (heads, list(named))
-        figures = Table("", *columns, title=self.case.name, title_justify="left")
+        figures = Table("", *columns)
         for row in rows:
             pairs = ((row, column) if rows is not heads else (column, row) for column in columns)
             figures.add_row(row, *(cells.get(pair, "") for pair in pairs))
@@ -110,7 +111,7 @@ class Outcome:
                 verdict = "" if not ratio.bar else "met" if ratio.met(middle) else "[red]MISSED[/]"
                 text = f"{shown(middle)} ({shown(low)} … {shown(high)})" if len(values) > 1 else shown(middle)
                 ratios.add_row(f"{ratio.figure}: {ratio.of}{by}", text, ratio.bar, verdict)
-        return Group(figures, ratios) if ratios.row_count else Group(figures)
+        return Group(Text(f"\n{self.case.name}"), figures, *([ratios] if ratios.row_count else []))
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
