@@ -214,7 +214,6 @@ class CloudRun:
 def _few_collections() -> Iterator[None]:
     """Look for garbage rarely, and never among what start-up has made: an update leaves none in cycles."""
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, *thresholds[1:])
     try:
