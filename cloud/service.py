@@ -155,9 +155,7 @@ class CloudService:
     models: ResendQueue[SendModel] = field(init=False)  # that the channel has not taken
     _allowance: Allowance = field(init=False)
     _codings: Marked = field(init=False)  # that the run's messages may have; none: all are sent as they are
-    _dither: CounterStreams = field(
-        init=False
-    )  # of coded models: a version has the same bytes whenever it is sent
+    _dither: CounterStreams = field(init=False)  # rounds models: a version is always the same bytes
     _held: list[tuple[list[Effect], float]] = field(default_factory=list)  # until the log is on disk
     _warned: int = 0
     _told: int = 0  # edges that the operator was last told to be here

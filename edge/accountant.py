@@ -1,6 +1,6 @@
 """The privacy accountant in a process of its own, asked in JSON; and ε over charges, kept for an edge's metrics.
 
-The accountant takes 120 MB and two seconds, and an edge asks it once in a run: the memory goes back with its process.
+The accountant takes 80 MB and half a second, and an edge asks it once in a run: the memory goes back with its process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError, MapaError
 from common.own_code import add_code, code_folders
 
-TIMEOUT = 600.0  # seconds; it needs two, or a minute where PLDs are wide
+TIMEOUT = 600.0  # seconds; it needs half of one, or some where PLDs are wide
 MOST_KINDS = 8  # kinds of releases that are accounted in one process; each asks for itself
 _STEPS = 8  # marks in an octave: a bound is that of at most 9 % more charges
 _FIRST = 64  # charges that the first question goes up to; each further one goes four times as far

@@ -82,7 +82,8 @@ class BackgroundThread:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ending = False
         self._thread = threading.Thread(target=self._serve, name="mapa-background", daemon=True)
 
     def __call__(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
@@ -101,15 +102,17 @@ class BackgroundThread:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def end(self) -> None:
-        """Take no more jobs; wait for the one under way, but not for long: it ends with the process."""
-        self._jobs.put(None)
+    def end(self, hasten: Callable[[], None]) -> None:
+        """Begin no more jobs; wait for the one under way, but not for long: it ends with the process."""
+        self._ending = True
+        hasten()
+        self._jobs.put(lambda: None)  # it wakes a thread that has nothing to do
         if self._thread.is_alive():
             self._thread.join(_LAST_JOB)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        while not self._ending:
+            self._jobs.get()()
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -318,8 +321,7 @@ class EdgeFleet:
             client.leave("shutdown", code)
 
     def _release(self) -> None:
-        end_accountants()
-        self.background.end()
+        self.background.end(end_accountants)
         for client in self.clients:
             client.release()
         if self.state is not None:

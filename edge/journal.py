@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import secrets
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import LedgerUnavailableError
@@ -28,8 +28,9 @@ FILES = ("journal-0", "journal-1")
 MOST_MEMBERS = 32  # ledgers of one journal: each reads all of it when it is opened
 _MAGIC = b"MAPA journal 1\r\n"
 _HEAD = len(_MAGIC) + 16  # bytes before the first record: what it is, and its id
-_ROOM = 1 << 22  # bytes of a file before the other one is begun; more where a few messages need more
-_ROUNDS = 3  # of every member's message, that a file has room for at least
+_ROOM = 1 << 20  # bytes of a file before the other one is begun; more where messages are large:
+_ROUNDS, _MOST_ROOM = 8, 1 << 25  # so many times what begins a file, but no more than this; or twice that
+_ZEROS = bytes(1 << 16)
 # checksum of the rest; generation of the file, member, sequence, charges, acknowledged; lengths of what follows
 _RECORD = struct.Struct("<IQ16sqqqHHI")
 _SUM = 4  # bytes of the checksum
@@ -49,7 +50,8 @@ class DebitJournal:
         self._newest: dict[tuple[bytes, EdgeId, RunId], dict[int, Debit]] = {}  # durable, and not outdated
         self._queue: list[tuple[bytes, Debit, Done]] = []
         self._failure: LedgerUnavailableError | None = None
-        self._active, self._generation, self._at, self._room = 0, 0, _HEAD, _ROOM
+        self._active, self._generation, self._at, self._room = 0, 1, _HEAD, _ROOM
+        self._filled = [_ROOM, _ROOM]  # bytes of each file that are allocated
         self._files: list[int] = []
         try:
             for name in FILES:
@@ -57,6 +59,7 @@ class DebitJournal:
                 file = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
                 self._files.append(file)
                 _write_all(file, [_MAGIC + self.id], 0)
+                _fill(file, _HEAD, _ROOM)
                 os.fsync(file)
             sync_path(directory)
         except OSError:
@@ -79,10 +82,10 @@ class DebitJournal:
             return False
         return True
 
-    def enter(self, directory: Path) -> Member:
-        """Take part from a directory that has the files."""
-        member = Member(self, secrets.token_bytes(16))
-        self._directories[member.name] = directory
+    def enter(self, directory: Path) -> bytes:
+        """Return the name of a new member, whose directory has the files."""
+        member = secrets.token_bytes(16)
+        self._directories[member] = directory
         return member
 
     def leave(self, member: bytes) -> None:
@@ -125,7 +128,10 @@ class DebitJournal:
             newest = [(key[0], debit) for key, kept in self._newest.items() for debit in kept.values()]
             self._active, self._generation, self._at = 1 - self._active, self._generation + 1, _HEAD
             pieces, size = self._encoded([*newest, *debits])
-            self._room = max(_ROOM, _ROUNDS * size)
+            self._room = max(_ROOM, min(_ROUNDS * size, _MOST_ROOM), 2 * size)
+            if self._filled[self._active] < self._room:
+                _fill(self._files[self._active], self._filled[self._active], self._room)
+                self._filled[self._active] = self._room
         file = self._files[self._active]
         _write_all(file, pieces, self._at)
         _sync(file)
@@ -153,17 +159,6 @@ class DebitJournal:
             os.close(self._files.pop())
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A ledger's part in a journal."""
-
-    journal: DebitJournal
-    name: bytes
-
-    def append(self, debit: Debit, done: Done) -> None:
-        self.journal.append(self.name, debit, done)
-
-
 class Journals:
     """The journals of a process: one for all its ledgers, more where links cannot be made or there are many."""
 
@@ -171,11 +166,11 @@ class Journals:
         self._soon = soon
         self._newest: DebitJournal | None = None
 
-    def join(self, directory: Path) -> Member:
-        """Take part with the ledger of this directory; OSError where no journal can be made there."""
+    def join(self, directory: Path) -> tuple[DebitJournal, bytes]:
+        """Return the journal of this directory's ledger, and its name there; OSError where none can be made."""
         if self._newest is None or not self._newest.takes(directory):
             self._newest = DebitJournal(directory, self._soon)
-        return self._newest.enter(directory)
+        return self._newest, self._newest.enter(directory)
 
 
 def read_debits(directory: Path, journal: bytes, member: bytes) -> list[Debit]:
@@ -215,6 +210,11 @@ def _write_all(file: int, pieces: list[bytes], at: int) -> None:
         at += os.pwritev(file, some, at)
         while at < end:  # a disk that is full says so at the next try
             at += os.pwrite(file, memoryview(b"".join(some))[at - end :], at)
+
+
+def _fill(file: int, start: int, end: int) -> None:
+    """Write zeros up to `end` or beyond: a sync of what is written over is many times faster than of a longer file."""
+    _write_all(file, [_ZEROS] * math.ceil((end - start) / len(_ZEROS)), start)
 
 
 def _sync(file: int) -> None:

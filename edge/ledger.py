@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, check_together, worst_record
 from common.datasets.catalogue import records_of
@@ -178,16 +178,7 @@ class Debit:
 Done = Callable[[LedgerUnavailableError | None], None]  # told when a debit is durable, or why it cannot be
 
 
-class Keeper(Protocol):
-    """What makes debits durable."""
-
-    def append(self, debit: Debit, done: Done) -> None:
-        """Make it durable, now or soon, then call `done`."""
-
-
-class KeptInMemory:
-    def append(self, debit: Debit, done: Done) -> None:  # noqa: ARG002
-        done(None)
+Keep = Callable[[Debit, Done], None]  # makes a debit durable, now or soon, and then says so
 
 
 def raise_failure(failure: LedgerUnavailableError | None) -> None:
@@ -232,7 +223,7 @@ class Ledger:
         self._slot = slot
         self._entries: dict[tuple[EdgeId, RunId], AccountEntry] = {}
         self._active: RunId | None = None
-        self._keeper: Keeper | None = None  # from the first debit on
+        self._keep: Keep | None = None  # from the first debit on
 
     @property
     def edge_id(self) -> EdgeId:
@@ -310,8 +301,8 @@ class Ledger:
             raise BudgetExhausted(
                 f"run {run}: release {sequence} would pass the budget ({entry.charges} charges of {entry.cap} spent)"
             )
-        if self._keeper is None:
-            self._keeper = self._keep_debits()
+        if self._keep is None:
+            self._keep = self._keep_debits()
         kind = entry.account.kind
         entry.charges += entry.charge_of(sequence)
         entry.epoch = kind.epoch_of(sequence, ends=True) if kind.batches_per_epoch > 1 else None
@@ -324,7 +315,7 @@ class Ledger:
                 self._give_up()
             done(failure)
 
-        self._keeper.append(Debit(*entry.key, sequence, entry.charges, entry.acknowledged, payload), settled)
+        self._keep(Debit(*entry.key, sequence, entry.charges, entry.acknowledged, payload), settled)
 
     def charge(self, run: RunId, through: int) -> Standing:
         """Debit all sequences up to this one without their bytes: others have released them. The operator's word.
@@ -404,8 +395,8 @@ class Ledger:
     def _save_terms(self, entries: list[AccountEntry]) -> None: ...
     def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None: ...
     def _give_up(self) -> None: ...
-    def _keep_debits(self) -> Keeper:
-        return KeptInMemory()
+    def _keep_debits(self) -> Keep:
+        return lambda _, done: done(None)
 
 
 def new_edge_id() -> EdgeId:

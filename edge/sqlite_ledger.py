@@ -17,6 +17,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +27,8 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.records.regular import open_below, sync_path
-from edge.journal import FILES, Journals, Member, read_debits
-from edge.ledger import Account, Accountant, AccountEntry, Keeper, Ledger, ShardIdentity, new_edge_id
+from edge.journal import FILES, DebitJournal, Journals, read_debits
+from edge.ledger import Account, Accountant, AccountEntry, Keep, Ledger, ShardIdentity, new_edge_id
 
 if TYPE_CHECKING:
     from edge.state_directory import Slot
@@ -100,7 +101,9 @@ class SqliteLedger(Ledger):
         """
         self.path = directory / FILE_NAME
         self._journals = Journals() if journals is None else journals
-        self._member: Member | None = None  # where debits go
+        self._journal: tuple[DebitJournal, bytes] | None = (
+            None  # where debits go, and this ledger's name there
+        )
         super().__init__(accountant=accountant, slot=slot)
         if not self.path.exists():
             _create(self.path, edge_id or new_edge_id())
@@ -139,7 +142,7 @@ class SqliteLedger(Ledger):
     def close(self) -> None:
         """Write down what the journal has; release the file, and then the shard."""
         try:
-            if self._connection is not None and self._member is not None:
+            if self._connection is not None and self._journal is not None:
                 self._commit([])
         except LedgerUnavailableError:
             pass  # the journal stays, and says it to the next who opens this ledger
@@ -162,21 +165,21 @@ class SqliteLedger(Ledger):
     def _save_charge(self, entry: AccountEntry, through: int, charges: int) -> None:
         self._commit([(_DEBIT, (through, charges, *entry.key)), (_DROP, (*entry.key, through))])
 
-    def _keep_debits(self) -> Keeper:
+    def _keep_debits(self) -> Keep:
         """Take part in a journal, and write that down before anything is debited there."""
         self._usable()
         try:
-            member = self._journals.join(self.path.parent)
+            journal, member = self._journals.join(self.path.parent)
         except OSError as error:
             raise self._unavailable(error.strerror or error) from error
-        self._execute([("INSERT INTO journal VALUES (?, ?)", (member.journal.id, member.name))])
-        self._member = member
-        return member
+        self._execute([("INSERT INTO journal VALUES (?, ?)", (journal.id, member))])
+        self._journal = journal, member
+        return partial(journal.append, member)
 
     def _commit(self, statements: list[tuple[str, Any]]) -> None:
         """Take over what the journal has, end this ledger's part in it, and make these changes: all or nothing."""
-        if self._member is not None:
-            self._member.journal.commit()
+        if self._journal is not None:
+            self._journal[0].commit()
         taken: list[tuple[str, Any]] = [("DELETE FROM journal", ())]
         debited = [entry for entry in self._entries.values() if not entry.saved]
         for entry in debited:
@@ -186,9 +189,10 @@ class SqliteLedger(Ledger):
         self._execute([*taken, *statements])
         for entry in debited:
             entry.saved = True
-        if self._member is not None:
-            self._member.journal.leave(self._member.name)
-            self._member = self._keeper = None
+        if self._journal is not None:
+            journal, member = self._journal
+            journal.leave(member)
+            self._journal = self._keep = None
 
     def _execute(self, statements: list[tuple[str, Any]]) -> None:
         connection = self._usable()
@@ -212,7 +216,7 @@ class SqliteLedger(Ledger):
     def _give_up(self) -> None:
         """Whether a write reached the disk is unknown: only a fresh look at the files may go on."""
         connection, self._connection = self._connection, None
-        self._keeper = None
+        self._keep = None
         if connection is not None:
             connection.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -9,8 +10,9 @@ import math
 import os
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -106,6 +108,18 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a line of progress on stderr, unless quiet was asked for."""
     progress_console().print(text, soft_wrap=True, highlight=False)
+
+
+@contextlib.contextmanager
+def said_if_slow(say: Callable[[str], None] | None, text: str, after: float = 1.0) -> Iterator[None]:
+    """Tell what is waited for once it takes longer than `after` seconds."""
+    timer = threading.Timer(after, say or (lambda _: None), [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def visible(text: str) -> str:

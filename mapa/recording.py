@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
+from mapa.output import said_if_slow
 from mapa.releases import privacy_of, releases_of
 from mapa.run_parts import RunParts
 from mapa.simulation import vectorised as blocks
@@ -118,18 +118,6 @@ def record_simulation(
             summary["privacy"] = privacy_of(scenario, edges)
         directory.summary(summary)
     return summary
-
-
-@contextlib.contextmanager
-def said_if_slow(say: Say | None, text: str, after: float = 1.0) -> Iterator[None]:
-    """Tell what is waited for once it takes longer than `after` seconds."""
-    timer = threading.Timer(after, say or (lambda _: None), [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def record_cloud(

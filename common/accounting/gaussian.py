@@ -111,7 +111,8 @@ def rdp_curve(
     """Return orders and the Rényi divergence of one release at each, zero-out adjacency; None: the usual orders."""
     renyi = _needing_scipy("common.accounting.renyi")
     alpha = np.array(renyi.ORDERS if orders is None else orders, np.float64)
-    curve = np.array([renyi.divergence(noise_multiplier, rate, order) for order in alpha.tolist()])
+    with np.errstate(all="ignore"):
+        curve = np.array([renyi.divergence(noise_multiplier, rate, order) for order in alpha.tolist()])
     if rate < 1:
         # What rounding may have taken, at most the divergence without sampling. One below the rounding comes out as 0,
         # which would claim that any number of releases costs nothing.

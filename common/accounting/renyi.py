@@ -51,33 +51,29 @@ def epsilon(orders: Iterable[float], divergences: Iterable[float], delta: float)
 def _log_moment_whole(rate: float, std: float, order: float) -> float:
     k = np.arange(int(order) + 1)
     log_weights = _log_binomial(int(order), k) + k * math.log(rate) + (int(order) - k) * math.log1p(-rate)
-    total = -math.inf
-    for term in (log_weights + (k * k - k) / (2 * std**2)).tolist():
-        total = _log_sum(total, term)
-    return total
+    return float(np.logaddexp.reduce(log_weights + (k * k - k) / (2 * std**2)))
 
 
 def _log_moment(rate: float, std: float, order: float) -> float:
     """Sum both halves of the integral as series, until their terms fall and no longer count."""
     border = std**2 * math.log(1 / rate - 1) + 0.5
     log_rate, log_rest = math.log(rate), math.log1p(-rate)
-    sums, last = [-math.inf, -math.inf], [-math.inf, -math.inf]
+    last = sums = np.full((2, 1), -math.inf)
     for start in range(0, _MOST_TERMS, _BLOCK):
         i = np.arange(start, start + _BLOCK)
         j = order - i
         log_binomial = _log_binomial(order, i)
         series = [
-            (
-                log_binomial + a * log_rate + b * log_rest + (a * a - a) / (2 * std**2) + _log_tail(x, std)
-            ).tolist()
+            log_binomial + a * log_rate + b * log_rest + (a * a - a) / (2 * std**2) + _log_tail(x, std)
             for a, b, x in ((i, j, i - border), (j, i, border - j))
         ]
-        for terms in zip(*series, strict=True):
-            sums = [_log_sum(one, term) for one, term in zip(sums, terms, strict=True)]
-            total = _log_sum(*sums)
-            if terms[0] < last[0] and terms[1] < last[1] and max(terms) < total - 30:
-                return total
-            last = list(terms)
+        terms = np.concatenate((last, series), axis=1)
+        sums = np.logaddexp.accumulate(np.concatenate((sums, series), axis=1), axis=1)[:, 1:]
+        total = np.logaddexp(*sums)
+        ended = (np.diff(terms) < 0).all(axis=0) & (terms[:, 1:].max(axis=0) < total - 30)
+        if ended.any():
+            return float(total[np.argmax(ended)])
+        last, sums = terms[:, -1:], sums[:, -1:]
     return math.inf
 
 
@@ -88,9 +84,3 @@ def _log_tail(x: Array, std: float) -> Array:
 
 def _log_binomial(n: float, k: npt.NDArray[np.int64]) -> Array:
     return np.asarray(special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1))
-
-
-def _log_sum(one: float, other: float) -> float:
-    """Return log(e^one + e^other)."""
-    less, more = min(one, other), max(one, other)
-    return more if less == -math.inf else math.log1p(math.exp(less - more)) + more

@@ -115,7 +115,7 @@ _READERS: dict[tuple[str, str], Callable[[Path, DataSchema], Samples]] = {
 def read_samples(path: Path, schema: DataSchema) -> Samples:
     """Return the samples of a .npz, .csv or .parquet file, of a folder of images by class, or of one of `datasets`.
 
-    Raise DataFaultError, which names file, row and column: print it here, and send it to nobody.
+    Raise DataFaultError, which names file, row and column: print it here and never send it.
     """
     if not path.exists():
         raise fault(path, "does not exist")

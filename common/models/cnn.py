@@ -21,7 +21,7 @@ from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import RowGradients, even_parts
 from common.models.model import (
     Features,
-    Images,
+    Inputs,
     Labels,
     Targets,
     cannot_take,
@@ -78,7 +78,7 @@ class Cnn:
                 x[block.slice] = rng.uniform(-bound, bound, block.size)
         return x
 
-    def features(self, images: Images) -> Features:
+    def features(self, images: Inputs) -> Features:
         check_inputs(images, self.name, self.shape)
         return images.astype(np.float32, copy=False).reshape(-1, 1, *self.shape)
 
@@ -90,7 +90,7 @@ class Cnn:
         rows = np.empty((len(targets), self.dimension), np.float32)
         for part in _parts(len(targets)):
             self._per_sample(
-                parameters, _tensor(features[part]), _tensor(targets[part]), out=_tensor(rows[part])
+                parameters, tensor_of(features[part]), tensor_of(targets[part]), out=tensor_of(rows[part])
             )
         return RowGradients(rows)
 
@@ -102,15 +102,15 @@ class Cnn:
         with torch.inference_mode():
             for start in range(0, len(targets), _CHUNK):
                 chunk = slice(start, start + _CHUNK)
-                labels = _tensor(targets[chunk])
-                *_, scores = self._forward(parameters, _tensor(features[chunk]))
+                labels = tensor_of(targets[chunk])
+                *_, scores = self._forward(parameters, tensor_of(features[chunk]))
                 losses = functional.cross_entropy(scores, labels, reduction="none")
                 loss += float(losses.sum(dtype=torch.float64))
                 right += int((scores.argmax(dim=1) == labels).sum())
         return {"accuracy": right / len(targets), "loss": loss / len(targets)}
 
     def _parameters(self, x: Vector) -> list[torch.Tensor]:
-        flat = _tensor(x)
+        flat = tensor_of(x)
         return [flat[block.slice].view(block.shape) for block in self.layout]
 
     def _forward(self, parameters: list[torch.Tensor], images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -178,6 +178,6 @@ def _parts(count: int) -> Iterator[slice]:
             yield slice(start + part.start, start + part.stop)
 
 
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
     """View the array as a tensor; torch takes no read-only memory, so that is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -17,7 +17,7 @@ from common.metrics import CLASSIFICATION, LOSS, RMSE, Metric
 from common.models.gradients import OuterGradients
 from common.models.model import (
     Features,
-    Images,
+    Inputs,
     Labels,
     Targets,
     cannot_take,
@@ -73,7 +73,7 @@ class LinearModel(ABC):
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002 - x₁ = 0 draws nothing
         return np.zeros(self.dimension, np.float32)
 
-    def features(self, images: Images) -> Features:
+    def features(self, images: Inputs) -> Features:
         check_inputs(images, self.name, (self.inputs - 1,))
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, :-1] = images

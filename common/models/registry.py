@@ -23,7 +23,7 @@ _LINEAR: dict[str, Callable[..., Any]] = {
 }
 MODELS = (*_LINEAR, "cnn")
 _TORCH = "pip install 'mapa-testbed[torch]', or the image mapa-edge-torch"
-_GIVEN = ("shape", "classes", "target_range", "data_dir")  # by whoever makes a model, never by an option
+_GIVEN = ("shape", "classes", "target_range", "data_dir")  # by the caller of make_model, never by an option
 _MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")
 

@@ -1,7 +1,7 @@
 """Softmax on fixed scattering features: closed form, numpy alone, the transform done once per shard.
 
 Noise is spread evenly over the features, so it drowns first what all images have in common, and half of
-a normalised scattering vector is that. Landmarks that are nobody's data tell what it is: an image is
+a normalised scattering vector is that. Landmarks that are no one's data show what it is: an image is
 seen from their mean, by its likeness to each of them, with the directions in which they vary most held down.
 docs/features.md has the formulas and the options.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from common.errors import ConfigurationError, require
 from common.models.landmarks import LANDMARKS, draw_landmarks
 from common.models.linear import Softmax
-from common.models.model import Features, Images, cannot_take, check_inputs
+from common.models.model import Features, Inputs, cannot_take, check_inputs
 from common.models.scattering import CHANNELS, SCALES, STRIDE, Scattering, group_normalised, mirrored
 
 VERSION = 1  # of the transform: a change of any feature of any image needs another one
@@ -120,7 +120,7 @@ class Seeing:
         return self.landmarks * (4 * kept + max(product, powers))
 
 
-def seen(images: Images, seeing: Seeing, scattering: Scattering) -> Iterator[tuple[slice, Matrix]]:
+def seen(images: Inputs, seeing: Seeing, scattering: Scattering) -> Iterator[tuple[slice, Matrix]]:
     """Yield rows and their φ, normalised group by group and folded where the mirror counts, a chunk at a time."""
     fold = _fold(seeing) if seeing.mirror else None
     step = scattering.chunk
@@ -235,13 +235,13 @@ class ScatteringSoftmax(Softmax):
         return f"{self.name} {VERSION} {self._seeing} bias={float(self._constant)!r}"
 
     def features_bytes(self, rows: int) -> int:
-        """Estimate the memory of the features of so many images, and of what it takes to make them."""
+        """Estimate the memory of the features of this many images, and of what it takes to make them."""
         seeing, scattering = self._seeing, self._scattering
         waiting = 8 * _TOGETHER * seeing.kept if seeing.landmarks else 0  # in chunks, and joined
         chunk = scattering.chunk_bytes + scattering.chunk * (12 * seeing.coefficients + waiting)
         return rows * self.inputs * 4 + seeing.view_bytes + (chunk if rows else 0)
 
-    def features(self, images: Images) -> Features:
+    def features(self, images: Inputs) -> Features:
         check_inputs(images, self.name, self._seeing.shape)
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, -1] = self._constant

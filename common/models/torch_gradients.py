@@ -222,7 +222,7 @@ def collected(rows_of: RowsOf, count: int, dimension: int, most: int) -> RowGrad
 
 
 class RepeatedGradients:
-    """Rows that are made anew, a chunk at a time, for the norms and for the sum: b × N is never held.
+    """Rows that are computed twice, a chunk at a time, for the norms and for the sum: b × N is never held.
 
     What is summed must be what was measured, or clipping would bound something else: both times the same
     numbers go through the same operations, and that their norms agree to the bit is checked.
@@ -264,7 +264,7 @@ class RepeatedGradients:
         found = [measure(self._rows(part)) for part in self._parts]
         norms = np.concatenate(found) if found else np.zeros(0)
         self._measured = measure, norms
-        return norms.copy()  # whoever clips writes into them
+        return norms.copy()  # clipping writes into them
 
     def _rows(self, part: slice) -> RowGradients:
         rows = self._rows_of(part)

@@ -24,8 +24,9 @@ from common.errors import ConfigurationError, require
 from common.metrics import LOSS, RMSE, Metric
 from common.models import torch_gradients as samples
 from common.models import torch_module as modules
+from common.models.cnn import tensor_of
 from common.models.gradients import Matrix, even_parts
-from common.models.model import Features, Images, Labels, Targets, check_inputs, check_labels, layout
+from common.models.model import Features, Inputs, Labels, Targets, check_inputs, check_labels, layout
 from common.models.torch_gradients import Losses, check_outputs, losses_for, metrics_for, summed
 from common.quantities import PerSampleGradients, Vector
 
@@ -100,7 +101,7 @@ class TorchModel:
             x[block.slice] = value.detach().reshape(-1).numpy()
         return x
 
-    def features(self, images: Images) -> Features:
+    def features(self, images: Inputs) -> Features:
         """Return n × shape; tokens as whole numbers."""
         check_inputs(images, self.name, self.shape)
         shaped = images.astype(np.float32, copy=False).reshape(-1, *self.shape)
@@ -123,7 +124,7 @@ class TorchModel:
 
         def rows_of(part: slice) -> Matrix:
             found = self._per_sample(
-                self._module, self._losses, parameters, _tensor(features[part]), _tensor(targets[part])
+                self._module, self._losses, parameters, tensor_of(features[part]), tensor_of(targets[part])
             )
             rows: Matrix = torch.cat(found, dim=1).numpy()
             return rows
@@ -143,8 +144,8 @@ class TorchModel:
         parameters, sums = self._parameters(x), dict.fromkeys(self.metrics, 0.0)
         with torch.no_grad():
             for part in even_parts(count, samples.chunk_size(0, max(self._activations, 1 << 14))):
-                wanted = _tensor(targets[part])
-                outputs = samples.call_with(self._module, parameters, _tensor(features[part]))
+                wanted = tensor_of(targets[part])
+                outputs = samples.call_with(self._module, parameters, tensor_of(features[part]))
                 for metric in self.metrics:
                     if metric == LOSS:
                         sums[metric] += float(self._losses(outputs, wanted).sum(dtype=torch.float64))
@@ -169,7 +170,7 @@ class TorchModel:
             ) from error
 
     def _parameters(self, x: Vector) -> samples.Parameters:
-        flat = _tensor(x)
+        flat = tensor_of(x)
         return {name: flat[place].view(shape) for name, shape, place in self._places}
 
 
@@ -185,14 +186,14 @@ def torch_model(
     - tokens: inputs are whole numbers below this one, not real numbers.
     """
 
-    class Model(TorchModel):
+    class FactoryModel(TorchModel):
         def __init__(self, *, shape: tuple[int, ...], classes: int, **options: Any) -> None:
             super().__init__(factory, loss, shape=shape, classes=classes, name=name, tokens=tokens, **options)
 
-    Model.__signature__ = _signature(factory)  # type: ignore[attr-defined]
-    Model.__name__ = Model.__qualname__ = name or str(getattr(factory, "__name__", "Model"))
-    Model.__module__ = getattr(factory, "__module__", __name__)
-    return Model
+    FactoryModel.__signature__ = _signature(factory)  # type: ignore[attr-defined]
+    FactoryModel.__name__ = FactoryModel.__qualname__ = name or str(getattr(factory, "__name__", "Model"))
+    FactoryModel.__module__ = getattr(factory, "__module__", __name__)
+    return FactoryModel
 
 
 _OWN = ("pretrained", "freeze", "data_dir")
@@ -217,8 +218,3 @@ def _tokens(shaped: Features, tokens: int) -> Features:
     if shaped.size and not (np.array_equal(found, shaped) and found.min() >= 0 and found.max() < tokens):
         raise ConfigurationError(f"inputs: tokens must be whole numbers from 0 to {tokens - 1}")
     return found.astype(np.int32)
-
-
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """View the array as a tensor; torch takes no read-only memory, so that is copied."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -102,7 +102,7 @@ def check_clipping(clipping: Clipping, described: AlgorithmDescription, *, weigh
 def filled(
     table: AlgorithmTable, described: AlgorithmDescription, *, model: str, dataset: str, edges: int
 ) -> AlgorithmTable:
-    """Check the algorithm's options; fill in what the known constants say, and ask for what nobody knows."""
+    """Check the algorithm's options; fill in what the known constants say, and ask for those that are unknown."""
     for option in described.options:
         if option.name in AlgorithmTable.model_fields:
             raise ValueError(

@@ -49,7 +49,7 @@ def declared_paces(scenario: Scenario) -> list[float]:
 
 
 def _seconds(scenario: Scenario) -> list[float] | None:
-    """Return how long a gradient of each edge takes by what is declared, or in proportion to it; None: nobody says."""
+    """Return how long a gradient of each edge takes by what is declared, or in proportion to it; None: unknown."""
     delays, devices = scenario.delays, scenario.profiles
     speeds = cycled(delays.speeds, scenario.workers)
     if delays.kind == "recorded" or not (devices or len(set(speeds)) > 1):

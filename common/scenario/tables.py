@@ -397,7 +397,7 @@ class TestbedTable(Table):
         description="edges that can train to wait for before the first update; not given, and with"
         ' data.set = "local", all of them',
     )
-    # both drive timers of whoever is told of them: a peer must be able to make nobody spin or fall asleep
+    # both drive timers of the peers that are told of them: no peer may make another spin or fall asleep
     silent_after: float = Field(
         30.0, ge=0.1, le=86_400, description="seconds after which a silent edge is reported gone"
     )

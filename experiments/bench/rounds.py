@@ -10,9 +10,11 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ConfigurationError, MapaError
 
+_ABREAST = 9  # figures in one row of a table; where there are more, each has a row of its own
 Figures = Mapping[
     str, float
 ]  # what one turn brought: "rate" is in 1/s, "cpu" and all times in their own unit
@@ -87,14 +89,18 @@ class Outcome:
     def tables(self) -> Group:
         """Return the medians of all figures, and the ratios with their quartiles."""
         named = {name: [took[name] for took in self.rounds if name in took] for name in self.case.turns}
-        heads = dict.fromkeys(figure for took in named.values() for turn in took for figure in turn)
-        figures = Table(self.case.name, *heads, title_justify="left")
-        for name, took in named.items():
-            medians = [
-                statistics.median(turn[head] for turn in took) if took and head in took[0] else None
-                for head in heads
-            ]
-            figures.add_row(name, *map(shown, medians))
+        heads = list(dict.fromkeys(figure for took in named.values() for turn in took for figure in turn))
+        cells = {
+            (name, head): shown(statistics.median(values))
+            for name, took in named.items()
+            for head in heads
+            if (values := [turn[head] for turn in took if head in turn])
+        }
+        rows, columns = (list(named), heads) if len(heads) <= _ABREAST else (heads, list(named))
+        figures = Table("", *columns)
+        for row in rows:
+            pairs = ((row, column) if rows is not heads else (column, row) for column in columns)
+            figures.add_row(row, *(cells.get(pair, "") for pair in pairs))
         for name, said in self.failures.items():
             figures.add_row(name, f"[red]{said}[/]")
         ratios = Table("ratio", "median (quartiles)", "bar", "")
@@ -105,7 +111,7 @@ class Outcome:
                 verdict = "" if not ratio.bar else "met" if ratio.met(middle) else "[red]MISSED[/]"
                 text = f"{shown(middle)} ({shown(low)} … {shown(high)})" if len(values) > 1 else shown(middle)
                 ratios.add_row(f"{ratio.figure}: {ratio.of}{by}", text, ratio.bar, verdict)
-        return Group(figures, ratios) if ratios.row_count else Group(figures)
+        return Group(Text(f"\n{self.case.name}"), figures, *([ratios] if ratios.row_count else []))
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -116,9 +122,7 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def shown(value: float | None) -> str:
-    if value is None:
-        return ""
+def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

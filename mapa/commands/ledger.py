@@ -91,14 +91,12 @@ def calibrate_command(
     """
     from common.accounting.budget import calibrate, keeps
     from common.accounting.kept import kept_in
+    from common.models.features import user_cache
     from mapa.budget import mechanism_asked_for
 
     budget = Budget(total_epsilon, total_delta)
     mechanism = mechanism_asked_for(batch_size, sampler, clipping, largest_batch)
-    from common.models.features import user_cache
-    from mapa.recording import said_if_slow
-
-    with kept_in(user_cache()), said_if_slow(output.note, f"finding z for {releases:,} releases …"):
+    with kept_in(user_cache()), output.said_if_slow(output.note, f"finding z for {releases:,} releases …"):
         z = calibrate(budget, mechanism, releases=releases, shard_size=shard)
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}

@@ -26,7 +26,7 @@ from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
 from common.models.features import cores, features_of
 from common.models.model import Features, Targets
 from common.noise.law import NoiseLaw
-from common.quantities import EdgeId, Vector
+from common.quantities import EdgeId, Vector, is_finite
 from common.randomness import CounterStreams, Purpose, streams_for
 from common.records.recorder import Journal, Recorder
 from common.records.tally import Tally
@@ -310,6 +310,8 @@ class _Simulation:
         rng = streams.at(0, Purpose.MODEL_CODING, sent.version)
         payload = compress(encode_model(sent), codings.models, rng)
         made = worker.receive(decode_model(edge_id, expand(payload, EVERY, size), size))
+        if not is_finite(made.gradient):  # the run diverges, and the cloud says so
+            return made
         rng = streams.at(worker.index, Purpose.GRADIENT_CODING, made.sequence)
         payload = compress(encode_gradient(made), codings.gradients, rng)
         if self.log is not None:

@@ -1,22 +1,23 @@
 """A run as one file: a canonical zip of its records, log and ledger statements, with a manifest of hashes.
 
-The same parts always give the same bytes: `zipfile` stores them uncompressed in the order given, dated 1980-01-01. A
-reader takes names and sizes from the file, writes the zip again around them and compares, so every byte is checked.
+The same parts always give the same bytes: stored uncompressed in the order given, dated 1980-01-01. A reader takes
+names and sizes from the file, makes the zip again around them and compares, so every byte is checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
 import struct
-import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from common.errors import ConfigurationError, RecordsError
 from common.records.directory import run_of, versions
@@ -47,8 +48,11 @@ LARGEST = (1 << 32) - 1  # bytes of a bundle
 LARGEST_PART = 2_000_000_000  # bytes: beyond, its header has extra fields
 MOST_PARTS = (1 << 16) - 2
 DIRECTORY = "zip directory"  # what a failed check names that lies in no part
-_HEADER = struct.Struct("<4s5H3I2H")  # in front of a part's name
-_MARK, _END_MARK, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22  # of a part, and of the directory's end
+# in front of a part's name, of its name in the directory, and the end (APPNOTE 4.3)
+_HEADER, _ENTRY, _END = (struct.Struct(form) for form in ("<4s5H3I2H", "<4s6H3I5H2I", "<4s4H2IH"))
+_MARK, _ENTRY_MARK, _END_MARK = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
+_STORED = (20, 0, 0, 0, 33)  # version needed, no flags, uncompressed, 1980-01-01
+_UNIX, _REGULAR = 3 << 8 | 20, 0o100644 << 16  # made by, and as what file
 
 
 class NoBundleError(ConfigurationError):
@@ -68,20 +72,27 @@ def check_size(parts: Mapping[str, memoryview]) -> None:
         )
 
 
-def _open_part(archive: zipfile.ZipFile, name: str, size: int) -> IO[bytes]:
-    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-    info.create_system, info.external_attr, info.file_size = 3, 0o100644 << 16, size  # as on Unix
-    return archive.open(info, "w")
+def zip_of(parts: Mapping[str, memoryview]) -> Iterator[tuple[str, bytes | memoryview]]:
+    """Yield the zip of these parts piece by piece, and to which of them each belongs; what is not theirs as bytes."""
+    entries, at = b"", 0
+    for name, content in parts.items():
+        crc = 0
+        for piece in pieces_of(content):
+            crc = zlib.crc32(piece, crc)
+        sizes = (crc, len(content), len(content), len(name), 0)
+        yield name, _HEADER.pack(_MARK, *_STORED, *sizes) + name.encode()
+        yield from ((name, piece) for piece in pieces_of(content))
+        entries += _ENTRY.pack(_ENTRY_MARK, _UNIX, *_STORED, *sizes, 0, 0, 0, _REGULAR, at) + name.encode()
+        at += _HEADER.size + len(name) + len(content)
+    end = _END.pack(_END_MARK, 0, 0, len(parts), len(parts), len(entries), at, 0)
+    yield DIRECTORY, entries + end
 
 
 def write_zip(stream: IO[bytes], parts: Mapping[str, memoryview]) -> None:
     """Write parts in the order given; raise ConfigurationError if they are too large or too many."""
     check_size(parts)
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in parts.items():
-            with _open_part(archive, name, len(content)) as part:
-                for piece in pieces_of(content):
-                    part.write(piece)
+    for _, piece in zip_of(parts):
+        stream.write(piece)
 
 
 @dataclass(slots=True)
@@ -92,67 +103,34 @@ class ReadZip:
     faults: list[tuple[str, str]] = field(default_factory=list)  # part, what
 
 
-class _Frame:
-    """A file that keeps what a zip writer puts around the contents of the parts."""
-
-    def __init__(self) -> None:
-        self.at, self.in_part = 0, False
-        self.written: dict[int, bytes] = {}
-
-    def write(self, data: bytes) -> int:
-        if data and not self.in_part:
-            self.written[self.at] = bytes(data)  # a header is written again once its checksum is known
-        self.at += len(data)
-        return len(data)
-
-    def seek(self, at: int) -> int:
-        self.at = at
-        return at
-
-    def tell(self) -> int:
-        return self.at
-
-    def flush(self) -> None: ...
-
-
 def read_zip(content: memoryview, name_pattern: re.Pattern[str]) -> ReadZip:
     """Read a canonical zip, damaged or not; raise NoBundleError if it neither begins nor ends like one."""
-    if bytes(content[:4]) != _MARK and bytes(content[-_END_BYTES:][:4]) != _END_MARK:
+    if bytes(content[:4]) != _MARK and bytes(content[-_END.size :][:4]) != _END_MARK:
         raise NoBundleError("not a bundle: it neither begins nor ends like one")
     if len(content) > LARGEST:
         raise NoBundleError(f"{len(content)} bytes: a bundle has at most {LARGEST}")
-    read, frame, headers = ReadZip(), _Frame(), dict[int, str]()
-    with zipfile.ZipFile(cast(IO[bytes], frame), "w") as archive:
-        while (member := _member(content, frame.at)) is not None:
-            name, size = member
-            known = name in read.parts or len(read.parts) == MOST_PARTS
-            if known or not name_pattern.fullmatch(name) or size > len(content):
-                read.faults.append((f"{name!r:.80}", "a part with this name and size cannot be here"))
-                break
-            headers[frame.at] = name
-            with _open_part(archive, name, size) as part:
-                read.parts[name] = content[frame.at : frame.at + size]
-                frame.in_part = True
-                for piece in pieces_of(read.parts[name]):
-                    part.write(piece)
-                frame.in_part = False
-    odd = [at for at, data in frame.written.items() if bytes(content[at : at + len(data)]) != data]
-    for owner in dict.fromkeys(headers.get(at, DIRECTORY) for at in odd):
+    read, at = ReadZip(), 0
+    while bytes(content[at : at + 4]) == _MARK and at + _HEADER.size <= len(content):
+        fields = _HEADER.unpack_from(content, at)
+        at, size = at + _HEADER.size + fields[9], fields[8]
+        name = bytes(content[at - fields[9] : at]).decode("ascii", "replace")
+        known = name in read.parts or len(read.parts) == MOST_PARTS
+        if known or not name_pattern.fullmatch(name) or size > len(content):
+            read.faults.append((f"{name!r:.80}", "a part with this name and size cannot be here"))
+            break
+        read.parts[name] = content[at : at + size]
+        at += size
+    at, odd = 0, list[str]()
+    for owner, piece in zip_of(read.parts):
+        if isinstance(piece, bytes) and content[at : at + len(piece)] != piece:
+            odd.append(owner)
+        at += len(piece)
+    for owner in odd:
         what = "its end or an entry" if owner == DIRECTORY else "its header or its checksum"
         read.faults.append((owner, f"{what} is not the canonical one"))
-    if frame.at != len(content) and not read.faults:
-        read.faults.append((DIRECTORY, f"{len(content)} bytes; canonical are {frame.at}"))
+    if at != len(content) and not read.faults:
+        read.faults.append((DIRECTORY, f"{len(content)} bytes; canonical are {at}"))
     return read
-
-
-def _member(content: memoryview, at: int) -> tuple[str, int] | None:
-    """Return name and size of the part that begins here; None if none does."""
-    head = content[at : at + _HEADER.size]
-    if len(head) < _HEADER.size or bytes(head[:4]) != _MARK:
-        return None
-    fields = _HEADER.unpack(head)
-    at += _HEADER.size
-    return bytes(content[at : at + fields[9]]).decode("ascii", "replace"), fields[8]
 
 
 # -- the bundle ----------------------------------------------------------------------------------------------
@@ -243,18 +221,13 @@ def _write(out: Path, parts: Mapping[str, memoryview]) -> None:
     """Put the whole file in its place, or leave nothing."""
     draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
-        descriptor = os.open(
-            draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
-        try:
-            with os.fdopen(descriptor, "wb") as stream:
-                write_zip(stream, parts)
-                stream.flush()
-                os.fsync(stream.fileno())
+        with draft.open("xb") as stream, contextlib.ExitStack() as undo:
+            undo.callback(draft.unlink)
+            write_zip(stream, parts)
+            stream.flush()
+            os.fsync(stream.fileno())
             draft.replace(out)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+            undo.pop_all()
     except OSError as error:
         raise RecordsError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
@@ -277,24 +250,17 @@ def read_bundle(path: Path) -> Bundle:
     except OSError as error:
         raise NoBundleError(f"{path}: {error.strerror or error}") from error
     zipped = read_zip(content, NAMES)
-    checks = [failed("zip", part, what) for part, what in zipped.faults]
-    if not checks:
-        checks.append(
-            passed("zip", "zip", f"canonical: {len(zipped.parts)} parts, written again byte for byte")
-        )
+    parts, faults = zipped.parts, [failed("zip", part, what) for part, what in zipped.faults]
+    checks = faults or [passed("zip", "zip", f"canonical: {len(parts)} parts, written again byte for byte")]
     manifest: dict[str, Any] = {}
     try:
-        manifest = _manifest(zipped.parts)
-        checks += _check_hashes(manifest["parts"], zipped.parts)
+        manifest = _manifest(parts)
+        checks += _check_hashes(manifest["parts"], parts)
     except ValueError as error:
         checks.append(failed("hashes", MANIFEST, str(error)))
-    of_run = {
-        name.removeprefix(IN_BUNDLE): part
-        for name, part in zipped.parts.items()
-        if name.startswith(IN_BUNDLE)
-    }
-    files = RunFiles(of_run)
-    for name, content in zipped.parts.items():
+    of_run = [name for name in parts if name.startswith(IN_BUNDLE)]
+    files = RunFiles({name.removeprefix(IN_BUNDLE): parts[name] for name in of_run})
+    for name, content in parts.items():
         if _LEDGER.fullmatch(name):
             try:
                 fields = strict_object(content, _LEDGER_BYTES)

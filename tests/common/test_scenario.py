@@ -131,6 +131,7 @@ def test_csgd_is_one_worker_and_only_it_and_asgd_are_not_private(
 def test_a_list_of_parameters_is_cycled_over_edges() -> None:
     scenario = parsed(privacy__epsilon=[0.1, 0.5])
     assert [scenario.law(k) for k in range(3)] == [ExponentialNorm(e) for e in (0.1, 0.5, 0.1)]
+    assert scenario.laws() == [scenario.law(k) for k in range(5)]
     gaussian = parsed(privacy__epsilon=None, privacy__noise="gaussian", privacy__noise_multiplier=[1, 2.5])
     assert [gaussian.law(k) for k in range(3)] == [Gaussian(1.0), Gaussian(2.5), Gaussian(1.0)]
     assert parsed(privacy__noise="gamma-norm").law(9) == GammaNorm(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -169,6 +170,7 @@ class Cut:
 @pytest.fixture
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_ROOM", 1500)
+    monkeypatch.setattr(storage, "_ROUNDS", 2)
 
 
 @pytest.mark.slow
@@ -239,7 +241,7 @@ def test_an_idle_edge_s_debit_outlives_every_lap_of_the_files(tmp_path: Path) ->
 
     assert in_child(work) == -signal.SIGKILL
     check(tmp_path / "state", ["0", "1"], tmp_path / "wire")
-    assert (tmp_path / "state" / "0" / FILES[0]).stat().st_size < 2 * storage._ROOM
+    assert (tmp_path / "state" / "0" / FILES[0]).stat().st_size < 2 * len(storage._ZEROS)
     with SqliteLedger(tmp_path / "state" / "0") as ledger:
         assert ledger.pending(RUN) == [(1, bytes_of("0", 1))]
     with SqliteLedger(tmp_path / "state" / "1") as ledger:
@@ -284,6 +286,33 @@ def test_after_a_full_disk_nothing_leaves_and_a_fresh_look_goes_on(
             assert ledger.standing(RUN).charges == 2
     process.__init__(folder, ["0"], folder.parent / "other")  # type: ignore[misc]
     process.take_turns(1)
+
+
+def test_a_file_that_is_full_in_the_middle_of_a_record_loses_that_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_fill", lambda *_: None)  # else the space is taken beforehand
+
+    def work() -> None:
+        process = Process(tmp_path / "state", ["0", "1"], tmp_path / "wire")
+        process.take_turns(2)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        size = (tmp_path / "state" / "0" / FILES[0]).stat().st_size
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (size + 350, size + 350)
+        )  # of the next two records one fits
+        process.take_turns(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(work) == -signal.SIGKILL
+    assert sent(tmp_path / "wire") == {"0": [1, 2], "1": [1, 2]}
+    for slot, debited in (
+        ("0", 3),
+        ("1", 2),
+    ):  # the first one may have been synced: it counts, and can be sent
+        with SqliteLedger(tmp_path / "state" / slot) as ledger:
+            assert ledger.standing(RUN).charges == debited
+            assert ledger.pending(RUN)[-1] == (debited, bytes_of(slot, debited))
 
 
 def test_what_the_disk_takes_in_parts_is_written_whole(

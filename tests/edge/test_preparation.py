@@ -120,18 +120,23 @@ def test_the_loop_goes_on_beside_a_job_and_raises_what_it_raised() -> None:
         background(fail, told.append)
         with pytest.raises(ZeroDivisionError):
             loop.serve(lambda: False, until=loop.now() + PATIENCE)
-        background.end()
+        background.end(lambda: None)
     assert told == [True, False]
 
 
-def test_an_end_does_not_wait_for_a_job_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_does_not_wait_for_a_job_without_end_and_begins_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("edge.fleet._LAST_JOB", 0.01)
-    gate = threading.Event()
+    gate, done = threading.Event(), threading.Event()
     with SelectorLoop() as loop:
         background = BackgroundThread(loop)
         background(gate.wait, lambda _: None)
-        background.end()
+        background(done.set, lambda _: None)
+        background.end(lambda: None)
         gate.set()
+        background._thread.join()
+    assert not done.is_set()
 
 
 def test_sigterm_does_not_wait_for_the_accountant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

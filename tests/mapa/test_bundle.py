@@ -152,7 +152,7 @@ def zipped(parts: dict[str, bytes]) -> bytes:
 
 
 def test_the_bytes_of_a_zip_are_the_canonical_ones() -> None:
-    """Pinned: a bundle must be the same bytes with every version of Python's zipfile."""
+    """Pinned: a bundle is the same bytes for good, those that zipfile makes of it."""
     digest = "b73fae9b8ad6c992502f8c732a205ad1fbec22ccaf8767785fde56e23c6c8350"
     assert hashlib.sha256(zipped(PARTS)).hexdigest() == digest
 

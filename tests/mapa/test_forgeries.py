@@ -313,14 +313,6 @@ def filled(value: float, *besides: str) -> Change:
     return remodelled(lambda tensors: [x.fill(value) for name, x in tensors.items() if name not in besides])
 
 
-def one_each(counts: list[int]) -> list[int]:
-    return [1] * len(counts)
-
-
-def one_less(counts: list[int]) -> list[int]:
-    return [counts[0] - 1, *counts[1:]]
-
-
 def in_event(name: str, **changes: Any) -> Change:
     """Change the first line of an event."""
 
@@ -365,8 +357,11 @@ FORGERIES: tuple[
     ("shuffled", "ε", in_summary(charged_once)),
     ("simulated", "ε", weaker_noise),
     ("simulated", "releases", at(SUMMARY, releases=[1, 1, 1])),
-    *((base, "releases", restated(one_each)) for base in ("simulated", "unlogged")),
-    *((base, "releases", restated(one_less)) for base in ("simulated", "logged")),
+    *((base, "releases", restated(lambda counts: [1] * len(counts))) for base in ("simulated", "unlogged")),
+    *(
+        (base, "releases", restated(lambda counts: [counts[0] - 1, *counts[1:]]))
+        for base in ("simulated", "logged")
+    ),
     # ledgers
     *(("shuffled", "ledgers", at(LEDGER, charges=charges)) for charges in (1, 10)),
     *((base, "ledgers", MORE_RELEASES) for base in ("logged", "unlogged")),

@@ -19,7 +19,8 @@ from common.errors import ConfigurationError
 from common.records.tally import Tally
 from mapa import run_view
 from mapa.budget import calibrated
-from mapa.recording import record_simulation, said_if_slow
+from mapa.output import said_if_slow
+from mapa.recording import record_simulation
 from mapa.run_view import Bar, LineBar, TerminalBar, bar_on, shown_on
 from mapa.simulation.simulator import World, simulate
 from mapa.simulation.synchronous import simulate_synchronously

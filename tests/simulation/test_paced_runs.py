@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,16 @@ def test_a_plan_that_passes_the_budget_is_refused() -> None:
         paced_world(privacy=privacy)
 
 
+PACED = """
+edges = 2
+iterations = 6
+batch_size = 60
+data = { set = "mnist-5k", sampler = "poisson" }
+algorithm = { name = "constant", rate = 0.3, first_clip = 1.0 }
+privacy = { total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }
+"""
+
+
 @pytest.mark.parametrize("engine", ["vectorised", "block", "synchronous"])
 def test_an_engine_that_takes_no_pace_says_so_before_noise_is_computed(
     engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mapa: Mapa
@@ -195,27 +206,12 @@ def test_an_engine_that_takes_no_pace_says_so_before_noise_is_computed(
 
     monkeypatch.setattr("common.accounting.budget.calibrate", never)
     kind = "constant" if engine == "synchronous" else "cyclic"
-    scenario = small_scenario(
-        batch_size=60,
-        data={"sampler": "poisson"},
-        algorithm={"name": "constant", "rate": 0.3},
-        privacy={"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 2.0]},
-        delays={"kind": kind},
-    )
+    scenario = parse_scenario({**tomllib.loads(PACED), "delays": {"kind": kind}})
     with pytest.raises(ConfigurationError, match=rf"engine = '{engine}': .*privacy\.pace = 'own'"):
         check_engine(scenario, engine)
     file = tmp_path / "paced.toml"
-    file.write_text(
-        f"""iterations = 60
-batch_size = 60
-delays.kind = "{kind}"
-data.set = "mnist-5k"
-data.sampler = "poisson"
-algorithm = {{ name = "constant", rate = 0.3, first_clip = 1.0 }}
-privacy = {{ total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }}
-"""
-    )
-    done = mapa("simulate", str(file), "--engine", engine)
+    file.write_text(PACED)
+    done = mapa("simulate", str(file), "--engine", engine, "--set", f"delays.kind={kind}")
     assert (done.code, done.out) == (2, "")
     assert "privacy.pace = 'own'" in done.err
 
@@ -240,17 +236,9 @@ def test_the_command_says_it_on_stderr_unless_it_is_to_be_quiet(
 ) -> None:
     monkeypatch.setattr("common.accounting.budget.calibrate", lambda *_, **__: 50.0)
     file = tmp_path / "paced.toml"
-    file.write_text(
-        """edges = 2
-iterations = 6
-batch_size = 60
-delays.kind = "constant"
-data = { set = "mnist-5k", sampler = "poisson" }
-algorithm = { name = "constant", rate = 0.3, first_clip = 1.0 }
-privacy = { total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }
-"""
-    )
-    done = mapa("simulate", str(file), "--seed", "1", "--json", *(["--quiet"] if quiet else []))
+    file.write_text(PACED)
+    words = ("--set", "delays.kind=constant", "--seed", "1", "--json", *(["--quiet"] if quiet else []))
+    done = mapa("simulate", str(file), *words)
     assert done.code == 0, done.err
     assert ("finding z_k (2 of 2)" in done.err) is not quiet
     assert "computing" not in done.out
