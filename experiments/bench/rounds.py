@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Measurement:
     """A case after its rounds."""
 
     case: Case
@@ -126,7 +126,7 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def measure(case: Case, rounds: int | None = None, console: Console | None = None) -> Outcome:
+def measure(case: Case, rounds: int | None = None, console: Console | None = None) -> Measurement:
     """Take turns forwards, then backwards, and so on: what disturbs one disturbs its neighbour."""
     if rounds is not None and rounds < 1:
         raise ConfigurationError(f"--rounds {rounds}: must be at least 1")
@@ -141,7 +141,7 @@ def measure(case: Case, rounds: int | None = None, console: Console | None = Non
                 failures[name] = str(error)
         if number >= 0:
             took.append(here)
-    outcome = Outcome(case, took, failures)
+    outcome = Measurement(case, took, failures)
     if console is not None:
         console.print(outcome.tables())
     return outcome
