@@ -60,7 +60,7 @@ _RESERVED = {CLOUD: Role.CLOUD, BROKER: Role.BROKER, ENROLMENT: Role.BROKER}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Issued:
     """A certificate that was issued."""
 
     name: str
@@ -99,10 +99,10 @@ class Register:
     """All that was issued, as `register.json` keeps it."""
 
     hosts: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Issued] = field(default_factory=list)
     invitations: list[Invitation] = field(default_factory=list)
 
-    def valid(self, name: str, now: datetime) -> Entry | None:
+    def valid(self, name: str, now: datetime) -> Issued | None:
         return next(
             (entry for entry in self.entries if entry.name == name and entry.state(now) == "valid"), None
         )
@@ -248,7 +248,7 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         certificate = builder.sign(self._key_of(role.issuer), hashes.SHA256())
         until = certificate.not_valid_after_utc.isoformat()
-        register.entries.append(Entry(name, role, f"{certificate.serial_number:x}", until))
+        register.entries.append(Issued(name, role, f"{certificate.serial_number:x}", until))
         return certificate.public_bytes(PEM)
 
     def revoke(self, *names: str) -> None:
@@ -466,7 +466,7 @@ def _read_register(path: Path) -> Register:
         values = json.loads(path.read_text(encoding="utf-8"))
         register = Register(
             hosts=[str(host) for host in values["hosts"]],
-            entries=[Entry(**{**row, "role": Role(row["role"])}) for row in values["entries"]],
+            entries=[Issued(**{**row, "role": Role(row["role"])}) for row in values["entries"]],
             invitations=[Invitation(**row) for row in values["invitations"]],
         )
         for entry in register.entries:

@@ -15,12 +15,9 @@ from common.errors import ConfigurationError
 from common.metrics import Better, Metric
 from common.records.reader import RunRecords, read_run, records_in
 from common.records.tally import staleness_summary
-from common.scenario.scenario import parse_scenario
 from mapa import output
 from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
-from mapa.holdings import draw_holdings, holdings_of
-from mapa.recording import ENGINES
 from mapa.runs import find_run, unfinished
 
 
@@ -120,6 +117,9 @@ def told_apart(found: Sequence[RunRecords]) -> list[str]:
 
 def draw_cuts(found: Sequence[RunRecords], stem: Path, data_dir: Path) -> list[Path]:
     """Draw which edge holds what, for each cut once; never for records that edges brought themselves."""
+    from common.scenario.scenario import parse_scenario  # needed for this alone
+    from mapa.holdings import draw_holdings, holdings_of
+
     drawn: dict[tuple[object, ...], Path] = {}
     for run in found:
         scenario = parse_scenario(run.scenario)
@@ -155,4 +155,6 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
 
 def clock(run: RunRecords) -> str:
     """Return which seconds a run counts."""
+    from mapa.recording import ENGINES  # the help needs no engine
+
     return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"

@@ -32,23 +32,20 @@ class RunsFolder:
         except OSError:
             return None
 
-    def names(self) -> tuple[list[str], int]:
-        """Return the names of all runs, the newest first, and how many more folders hold records under other names."""
+    def lines(self) -> dict[str, Any]:
+        """Return a line for each of the newest runs, and how many more folders hold records."""
         try:
             here = list(self.path.iterdir())
             named = [path for one in here if (path := self.find(one.name)) is not None]
-            return [path.name for path in sorted(named, key=_began, reverse=True)], sum(map(_unnamed, here))
+            unnamed = sum(map(_unnamed, here))
         except OSError as error:
             raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
-
-    def lines(self) -> dict[str, Any]:
-        names, unnamed = self.names()
-        shown = names[:_MOST]
+        shown = [path.name for path in sorted(named, key=_began, reverse=True)[:_MOST]]
         for name in self._known.keys() - {*shown}:
             del self._known[name]
         return {
             "runs": [self._line(name) for name in shown],
-            "hidden": len(names) - len(shown) + unnamed,
+            "hidden": len(named) - len(shown) + unnamed,
             "unnamed": unnamed,
         }
 

@@ -60,9 +60,7 @@ class Watch:
         state = page_state(self.path, summary, self.gathered.tally.halted)
         return Page(self.path.name, state, self.gathered, self._manifest.value, summary)
 
-    @property
-    def spending(self) -> Spending:
-        page = self._page
+    def _spending(self, page: Page) -> Spending:
         return Spending(page, self._kinds.of(page), self.known)
 
     def read(self) -> None:
@@ -89,12 +87,11 @@ class Watch:
             return False
         self._shown = made_of
         self._failed.clear()
-        spending = self.spending
         makers: dict[str, Callable[[Page], dict[str, Any]]] = {
-            "fleet": lambda page: spending.added_to(sections.fleet(page)),
+            "fleet": lambda page: self._spending(page).added_to(sections.fleet(page)),
             "training": sections.training,
             "staleness": sections.staleness,
-            "privacy": lambda _: {**spending.section(), "audit": audit},
+            "privacy": lambda page: {**self._spending(page).section(), "audit": audit},
             "traffic": sections.traffic,
             "events": lambda page: {
                 "number": page.counted.number,
@@ -123,8 +120,10 @@ class Watch:
         return {**head, "unreadable": unreadable, "behind": self.behind, "failed": list(self._failed)}
 
     def missing(self) -> list[Question]:
-        """Return what of ε is to be computed first."""
-        return list(itertools.islice(self.spending.unanswered(), _AT_ONCE))
+        """Return what of ε is to be computed first; nothing where untrusted records break it, as the sections say."""
+        with contextlib.suppress(Exception):
+            return list(itertools.islice(self._spending(self._page).unanswered(), _AT_ONCE))
+        return []
 
     def answer(self, questions: Iterable[Question]) -> None:
         """Compute ε; in a thread of its own, for it may take parts of a second."""
@@ -196,7 +195,7 @@ class Followed:
             missing = [] if self.watch.behind else self.watch.missing()
             if missing:
                 await asyncio.to_thread(self.watch.answer, missing)
-            await asyncio.sleep(0 if missing else 5 * PERIOD)
+            await asyncio.sleep(0 if missing else PERIOD)
 
     async def close(self) -> None:
         ended, self.tasks = self.tasks, []

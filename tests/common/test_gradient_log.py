@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 from common.errors import RecordsError
 from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
+from common.records import gradient_log
 from common.records.gradient_log import (
     Entry,
     Kind,
@@ -22,6 +27,21 @@ from common.records.gradient_log import (
 from common.wire.codec import encode_gradient
 
 N = 5
+CHECKSUMS: dict[str, Callable[..., int]] = {"zlib": zlib.crc32}
+if importlib.util.find_spec("isal"):  # of the extra `fast`
+    CHECKSUMS["isal"] = importlib.import_module("isal.isal_zlib").crc32
+
+
+@pytest.fixture(autouse=True, params=CHECKSUMS)
+def _checksum(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each library's checksum, of which every installation has one."""
+    monkeypatch.setattr(gradient_log, "crc32", CHECKSUMS[request.param])
+
+
+def test_the_bytes_of_a_record_are_the_same_by_every_library(tmp_path: Path) -> None:
+    """A log may be read where another library computes its checksums."""
+    content = written(tmp_path, ENTRIES)[0].read_bytes()
+    assert zlib.crc32(content) == 0x8ED27A05
 
 
 def gradient(number: int, edge: str = "edge-1") -> Entry:

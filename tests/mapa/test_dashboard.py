@@ -151,20 +151,13 @@ def test_every_file_of_the_page_is_there_and_none_is_inline_or_from_elsewhere(cl
     assert "MIT" in client.get("/static/uplot/LICENSE").text
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"),
-        *(
-            "[::1].evil.com:80",
-            "[::1]evil.com",
-            "localhost:evil.com",
-            "localhost:80:evil",
-            "[localhost",
-            "::1",
-        ),
-    ],
+FOREIGN = (
+    "evil.example 127.0.0.1.evil.example evil.example:8080 localhost.evil [::1].evil.com:80 [::1]evil.com"
+    " localhost:evil.com localhost:80:evil [localhost ::1"
 )
+
+
+@pytest.mark.parametrize("host", ["", *FOREIGN.split()])
 def test_a_name_that_was_made_to_point_here_is_not_answered(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 421
 
@@ -231,13 +224,6 @@ def test_a_stream_tells_what_is_appended_and_only_what_has_changed(served: str, 
         assert next(told)["head"]["updates"] == 4
 
 
-def test_two_viewers_see_the_same(served: str) -> None:
-    address = f"{served}/api/runs/first/stream"
-    with httpx.stream("GET", address, timeout=120) as one, httpx.stream("GET", address, timeout=120) as other:
-        assert next(messages(one)) == next(messages(other))
-    assert httpx.get(f"{served}/api/runs/first", timeout=120).json()["head"]["updates"] == 2
-
-
 def test_a_connection_that_asks_nothing_is_closed_and_a_stream_is_not(
     served: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,19 +273,12 @@ def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for() -> None:
-    taken = bind("127.0.0.1", 0)
-    port = taken.getsockname()[1]
-    try:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=str(port)):
             bind("127.0.0.1", port)
-    finally:
-        taken.close()
-    first, second = bind("127.0.0.1", None), bind("127.0.0.1", None)
-    try:
+    with bind("127.0.0.1", None) as first, bind("127.0.0.1", None) as second:
         assert first.getsockname()[1] != second.getsockname()[1]
-    finally:
-        first.close()
-        second.close()
 
 
 def test_an_error_of_the_server_is_one_line_unless_a_traceback_was_asked_for() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
-from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Followed, Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -193,18 +193,24 @@ def test_a_wrong_value_in_a_summary_is_none_and_the_rest_is_shown(tmp_path: Path
 def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = watch_module.sections.fleet
+    def broken(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*given: Any) -> Any:
+            if given[-1].counted.number:
+                raise ZeroDivisionError("odd")
+            return usual(*given)
 
-    def broken(page: Page) -> dict[str, Any]:
-        if page.counted.number:
-            raise ZeroDivisionError("odd")
-        return usual(page)
+        return make
 
-    monkeypatch.setattr(watch_module.sections, "fleet", broken)
-    page = sections(Watch(write_live_run(tmp_path, "first", applied(1))))
-    [said] = page["head"]["failed"]
-    assert said.startswith("fleet: unexpected error: ZeroDivisionError: odd")
-    assert page["fleet"]["edges"] == []
+    monkeypatch.setattr(watch_module.sections, "staleness", broken(watch_module.sections.staleness))
+    monkeypatch.setattr(watch_module.EdgeKinds, "of", broken(watch_module.EdgeKinds.of))
+    watch = Watch(write_live_run(tmp_path, "first", applied(1)))
+    page = sections(watch)
+    failed = [
+        f"{name}: unexpected error: ZeroDivisionError: odd" for name in ("fleet", "staleness", "privacy")
+    ]
+    assert all(said.startswith(one) for said, one in zip(page["head"]["failed"], failed, strict=True))
+    assert watch.missing() == []
+    assert page["fleet"]["edges"] == page["staleness"]["bins"] == []
     assert page["head"]["updates"] == 1
 
 

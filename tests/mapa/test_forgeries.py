@@ -316,14 +316,6 @@ def filled(value: float, *besides: str) -> Change:
     return remodelled(lambda tensors: [x.fill(value) for name, x in tensors.items() if name not in besides])
 
 
-def one_each(counts: list[int]) -> list[int]:
-    return [1] * len(counts)
-
-
-def one_less(counts: list[int]) -> list[int]:
-    return [counts[0] - 1, *counts[1:]]
-
-
 def in_event(name: str, **changes: Any) -> Change:
     """Change the first line of an event."""
 
@@ -376,8 +368,11 @@ FORGERIES: tuple[
     ("shuffled", "ε", in_summary(charged_once)),
     ("simulated", "ε", weaker_noise),
     ("simulated", "releases", at(SUMMARY, releases=[1, 1, 1])),
-    *((base, "releases", restated(one_each)) for base in ("simulated", "unlogged")),
-    *((base, "releases", restated(one_less)) for base in ("simulated", "logged")),
+    *((base, "releases", restated(lambda counts: [1] * len(counts))) for base in ("simulated", "unlogged")),
+    *(
+        (base, "releases", restated(lambda counts: [counts[0] - 1, *counts[1:]]))
+        for base in ("simulated", "logged")
+    ),
     # codings that no cloud of the run would have taken
     *(("coded", "replay", in_other_codings(*names)) for names in ((), ("float16",))),
     # ledgers
