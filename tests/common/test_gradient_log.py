@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from common.errors import RecordsError
 from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
+from common.records import gradient_log
 from common.records.gradient_log import (
     Entry,
     Kind,
@@ -140,3 +142,18 @@ def test_a_writer_never_goes_on_in_a_segment_of_another(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match=segment_name(1)):
         LogWriter(tmp_path, 7, N, 1, power=False)
     assert list(LogReader(tmp_path)) == ENTRIES
+
+
+def test_a_tail_that_was_made_to_take_hours_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mark in it claims to begin a record of all that is left, whose checksum is then computed."""
+    [path] = written(tmp_path, ENTRIES)
+    size, front = 64_000, struct.Struct("<4sBBHIQdI")
+    fronts = (front.pack(b"rec1", 1, 0, 0, size - at - 32, 1, 0.0, 0) for at in range(0, size, 32))
+    path.write_bytes(path.read_bytes() + b"".join(fronts))
+    parse, checked = gradient_log.parse_record, []
+    monkeypatch.setattr(gradient_log, "parse_record", lambda *of: checked.append(of) or parse(*of))
+    with pytest.raises(RecordsError, match="a record is damaged"):
+        list(LogReader(tmp_path))
+    assert len(checked) < 300
