@@ -18,7 +18,7 @@ from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.mechanism.mechanism import Mechanism
-from common.models.features import FeatureCache
+from common.models.features import FeatureCache, _head
 from common.noise.gaussian import Gaussian
 from tests.mechanism_support import NORMALISED, SHUFFLED, WITH_REPLACEMENT, truncated
 
@@ -173,6 +173,9 @@ def test_a_text_on_disk_is_as_it_was_written_or_absent(tmp_path: Path) -> None:
         assert cache.read_text(KEY) is None
         file.write_bytes(whole[:place])
         assert cache.read_text(KEY) is None
+    made = b"\xff"  # no text, though its head is right
+    file.write_bytes(_head(file.name, "text", memoryview(made)) + made)
+    assert cache.read_text(KEY) is None
     file.write_bytes(whole)
     file.rename(file.with_name(f"{OTHER.hex()}.text"))  # of another question
     assert cache.read_text(OTHER) is None
