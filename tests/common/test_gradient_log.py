@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -157,3 +159,25 @@ def test_a_tail_that_was_made_to_take_hours_is_damage(
     with pytest.raises(RecordsError, match="a record is damaged"):
         list(LogReader(tmp_path))
     assert len(checked) < 300
+
+
+@pytest.mark.parametrize("taken", [1, 31, 45, 60])
+def test_a_write_that_is_taken_in_parts_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    write = os.write
+    monkeypatch.setattr("os.writev", lambda file, parts: write(file, b"".join(parts)[:taken]))
+    monkeypatch.setattr("os.write", lambda file, part: write(file, part[:taken] if len(part) > 100 else part))
+    written(tmp_path, ENTRIES)
+    reader = LogReader(tmp_path)
+    assert list(reader) == ENTRIES
+    assert reader.torn is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 4096, 100_003])
+def test_every_library_s_checksum_is_that_of_the_format(length: int) -> None:
+    """A log that one library wrote is read by another: over bytes and views, and begun with another sum."""
+    content = bytes(range(256)) * (length // 256 + 1)
+    for begun in (0, 1, 0xFFFFFFFF):
+        for piece in (content[:length], memoryview(content)[:length]):
+            assert gradient_log.crc32(piece, begun) == zlib.crc32(piece, begun)
