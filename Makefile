@@ -72,8 +72,8 @@ docs-links: $(READY)  ## ask every external link of the site whether it still an
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx -b linkcheck -q docs build/linkcheck
 
-bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail if one misses its limit
-	$(BIN)/python -m experiments.bench $(if $(STRICT),--strict)
+bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail if one misses its limit; QUICK=1: in minutes
+	$(BIN)/python -m experiments.bench $(if $(STRICT),--strict) $(if $(QUICK),--quick)
 
 clean:  ## remove the environment and caches; keeps runs/ and data/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -152,18 +152,18 @@ class History:
             payload = encode(event)
         elif kind is Kind.REPEAT:
             payload = payload[:HEADER_BYTES]
-        self._append(kind, server, seconds, payload, event.edge_id)
+        self.append(kind, server, seconds, payload, event.edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""
-        self._append(Kind.BEGIN, server, seconds, b"")
+        self.append(Kind.BEGIN, server, seconds, b"")
 
     def halt(self, server: CloudServer, reason: str, seconds: float) -> None:
         """Log an end that no message brings about."""
         if server.halted is None:
-            self._append(Kind.HALT, server, seconds, reason.encode())
+            self.append(Kind.HALT, server, seconds, reason.encode())
 
-    def _append(
+    def append(
         self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NO_EDGE
     ) -> None:
         if not self._finished:

@@ -259,7 +259,7 @@ class CloudServer:
                 account.reopenings += 1
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
                 yield from self._stage_opened(reopened=True)
-            yield self._send(account)
+            yield self.send(account)
         elif self._enough():
             yield from self._first_stage()
 
@@ -274,7 +274,7 @@ class CloudServer:
         if self.terms.evaluate_every:
             yield messages.EvaluationDue(0, self.stage, self.result)
         for waiting in self.edges.values():
-            yield self._send(waiting)
+            yield self.send(waiting)
 
     def _leave(self, judged: JudgedLeave) -> Iterator[Effect]:
         leave, account = judged
@@ -358,13 +358,13 @@ class CloudServer:
                 )
             )
         elif self.schedule is not None:
-            effects.append(self._send(account))
+            effects.append(self.send(account))
         return effects
 
     def _apply(self, arrived: GradientArrived, account: EdgeAccount, stage: int) -> list[Effect]:
         """Lines 11-16: let the algorithm change x, then answer that edge alone."""
         edge_id, sequence, version, sensitivity, gradient, _, _ = arrived
-        schedule, t, edge, terms = self.schedule, self.t, account.index, self.terms
+        schedule, t, edge = self.schedule, self.t, account.index
         assert schedule is not None
         staleness = t - version
         law, moment = account.law, account.moment
@@ -382,20 +382,28 @@ class CloudServer:
         effects: list[Effect] = [
             quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
         ]
+        effects += self.followed(account, t, schedule)
+        return effects
+
+    def followed(self, account: EdgeAccount, t: int, former: Algorithm) -> list[Effect]:
+        """Return what follows from update t beside its record: an evaluation, the end, a stage, the next model."""
+        terms, following = self.terms, self.schedule
+        assert following is not None
+        effects: list[Effect] = []
         if terms.evaluate_every and t % terms.evaluate_every == 0:
             effects.append(messages.EvaluationDue(t, self.stage, following.result(self.model)))
         if t >= terms.iterations:
             # the last model is never sent, so no edge would notice that it is not finite
             effects += self.halt("finished" if is_finite(self.model) else "diverged")
             return effects
-        if following is not schedule:
+        if following is not former:
             self.stage = following.stage
-            if following.opened() is not schedule.opened():
+            if following.opened() is not former.opened():
                 effects += self._stage_opened(reopened=False)
-        effects.append(self._send(account))
+        effects.append(self.send(account))
         return effects
 
-    def _send(self, account: EdgeAccount) -> SendModel | Halt:
+    def send(self, account: EdgeAccount) -> SendModel | Halt:
         """Send x_t, or end the run where it is not finite: no edge would take such a model."""
         schedule = self.schedule
         assert schedule is not None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 
+from cloud import quick_way
 from cloud.evaluation import Evaluations, Evaluator
 from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
@@ -77,6 +78,13 @@ class Peer:
     left: bool = False  # it has said that it goes: another process of this id is no duplicate
     asked: str | None = None  # the coding that it asks for
 
+    def heard(self, now: float) -> None:
+        self.seen = now
+        if self.sent:
+            self.turnarounds += 1
+            self.turnaround_sum += now - self.sent
+            self.sent = 0.0
+
 
 class Peers(dict[EdgeId, Peer]):
     """One peer for each edge that was welcomed, so never more than the run has shards.
@@ -97,13 +105,8 @@ class Peers(dict[EdgeId, Peer]):
 
     def heard(self, edge_id: EdgeId, now: float) -> None:
         """Note a gradient, and the round trip that it ends."""
-        peer = self.get(edge_id)
-        if peer is not None:
-            peer.seen = now
-            if peer.sent:
-                peer.turnarounds += 1
-                peer.turnaround_sum += now - peer.sent
-                peer.sent = 0.0
+        if (peer := self.get(edge_id)) is not None:
+            peer.heard(now)
 
     def leaves(self, edge_id: EdgeId, nonce: str) -> None:
         """Note that a process leaves on purpose."""
@@ -142,6 +145,7 @@ class CloudService:
     history: History | None = None  # None: no log and no checkpoints, so the run cannot be resumed
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     nonce: InitVar[str | None] = None  # of this process
+    quick: bool = True  # ordinary gradients take the quick way
     traffic: Traffic = field(default_factory=Traffic)
     peers: Peers = field(default_factory=Peers)
     first_update: float | None = None
@@ -199,7 +203,12 @@ class CloudService:
         now = self.loop.now()
         if self.history is not None:
             self.history.halt(self.server, reason, now - self.records.began)
-        self._answer(self.server.halt(reason), now)
+        self.answer(self.server.halt(reason), now)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether answers wait until the log is on disk."""
+        return self.history is not None and self.history.power
 
     @property
     def halted(self) -> messages.Halt | None:
@@ -240,8 +249,11 @@ class CloudService:
     def on_gradient(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
-            size = self.server.model.size
-            plain = expand(payload, self._codings, size) if self._codings else payload
+            size, plain = self.server.model.size, payload
+            if self._codings:
+                plain = expand(payload, self._codings, size)
+            elif self.quick and quick_way.take(self, edge_id, payload):
+                return
             arrived = codec.decode_gradient(edge_id, plain, size)
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
@@ -249,7 +261,7 @@ class CloudService:
         judged, now = self.server.judge_gradient(arrived), self.loop.now()
         if judged.is_new or self._may_be_answered(edge_id, now):
             self.peers.heard(edge_id, now)
-            self._answer(self._take(judged, payload, now), now)
+            self.answer(self._take(judged, payload, now), now)
 
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
@@ -265,7 +277,7 @@ class CloudService:
         effects = self._take(self.server.judge(hello), payload, now)
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # late, repeated, or for another incarnation of the run
-        self._answer(effects, now)
+        self.answer(effects, now)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             # a machine that takes long to start one edge takes as long to start the next
@@ -287,7 +299,7 @@ class CloudService:
         now = self.loop.now()
         if leave.on_purpose:
             self.peers.leaves(leave.edge_id, leave.nonce)
-        self._answer(self._take(self.server.judge(leave), b"", now), now)
+        self.answer(self._take(self.server.judge(leave), b"", now), now)
 
     def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
         """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""
@@ -309,16 +321,16 @@ class CloudService:
         if len(server.edges) == edges and server.schedule is None and server.halted is None:
             if self.history is not None:
                 self.history.begins(server, now - self.records.began)
-            self._answer(server.begin_with_those_here(), now)
+            self.answer(server.begin_with_those_here(), now)
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _answer(self, effects: list[Effect], now: float) -> None:
+    def answer(self, effects: list[Effect], now: float) -> None:
         """Perform the effects of an event of time `now`; with durability = "power" after the log is on disk.
 
         Then all that one turn of the loop brings waits for one sync.
         """
-        if self.history is not None and self.history.power:
+        if self.waits_for_disk:
             if not self._held:
                 self.loop.post(self.release)
             self._held.append((effects, now))
@@ -336,12 +348,8 @@ class CloudService:
     def _perform(self, effects: list[Effect], now: float) -> None:
         for effect in effects:
             if type(effect) is SendModel:
-                peer = self.peers.get(effect.edge_id)
-                if peer is not None:
-                    peer.sent = now
-                    self._send_model(peer.model_topic, effect)
-                    if self.traffic.replies is not None:
-                        self.traffic.replies.observe(self.loop.now() - now)
+                if (peer := self.peers.get(effect.edge_id)) is not None:
+                    self.send_model(peer, effect, now)
                 continue
             if type(effect) is not GradientApplied:  # nothing of it is sent
                 self._send(effect, now)
@@ -382,11 +390,17 @@ class CloudService:
                 why = _SUSPECT[effect.reason]
                 self._warn(f"{effect.edge_id}: gradient {effect.sequence} refused: {why}")
 
-    def _send_model(self, topic: str, effect: SendModel) -> None:
-        """Send a model; where some wait for room or a connection it waits behind them, or fast edges starve others."""
+    def send_model(self, peer: Peer, effect: SendModel, now: float) -> None:
+        """Send a model that answers an event of time `now`.
+
+        Where some wait for room or a connection it waits behind them, or fast edges would starve the others.
+        """
+        peer.sent, topic = now, peer.model_topic
+        if not self.models.waiting and self._publish_model(topic, effect):
+            if self.traffic.replies is not None:
+                self.traffic.replies.observe(self.loop.now() - now)
+            return
         if not self.models.waiting:
-            if self._publish_model(topic, effect):
-                return
             size = HEADER_BYTES + effect.model.nbytes
             self._warn(
                 f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"

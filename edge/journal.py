@@ -93,9 +93,12 @@ class DebitJournal:
         directory = self._directories.pop(member)
         for key in [key for key in self._newest if key[0] == member]:
             del self._newest[key]
-        with suppress(OSError):  # a file that stays says nothing any more
-            for name in FILES:
-                (directory / name).unlink(missing_ok=True)
+        with suppress(
+            OSError
+        ):  # a file that stays says nothing any more; after a move another's may lie there
+            for name, file in zip(FILES, self._files, strict=True):
+                if os.path.samestat((directory / name).stat(), os.fstat(file)):
+                    (directory / name).unlink()
         if not self._directories:
             self._close()
 

@@ -69,7 +69,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class EdgeSpending:
     device: str
     releases: list[int]
     seconds: list[float]  # since the first update
@@ -182,7 +182,7 @@ def _list(values: Iterable[float], form: str = ".2f") -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def spending(run: Path, points: int = _POINTS) -> list[Spending]:
+def spending(run: Path, points: int = _POINTS) -> list[EdgeSpending]:
     """Return the spending of every edge that has released anything, by k."""
     times: dict[int, list[float]] = {}
 
@@ -199,7 +199,7 @@ def spending(run: Path, points: int = _POINTS) -> list[Spending]:
     return [_of_edge(k, records, [time - begin for time in times[k]], points) for k in sorted(times)]
 
 
-def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int) -> Spending:
+def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int) -> EdgeSpending:
     manifest, joined = records.manifest, records.joined[k]
     kind = release_kind(manifest["scenario"], shard_size(manifest, k), joined)
     if kind is None:
@@ -210,10 +210,10 @@ def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int)
     if len(spent) < len(places):
         raise ConfigurationError(f"edge {k}: its releases have no finite ε at δ = {delta}")
     device = str(joined.get("device", f"edge {k}"))
-    return Spending(device, places, [seconds[place - 1] for place in places], spent)
+    return EdgeSpending(device, places, [seconds[place - 1] for place in places], spent)
 
 
-def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
+def draw(runs: Mapping[str, Sequence[EdgeSpending]], stem: Path) -> list[Path]:
     with panels(1, len(runs), width=3.6, height=2.8) as (figure, axes):
         top = max(edge.epsilon[-1] for edges in runs.values() for edge in edges)
         for axis, (title, edges) in zip(axes[0], runs.items(), strict=True):

@@ -23,6 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from common.errors import ConfigurationError, require
+from common.records.regular import sync_path
 from common.wire.topics import edge_id
 
 try:
@@ -59,7 +60,7 @@ _RESERVED = {CLOUD: Role.CLOUD, BROKER: Role.BROKER, ENROLMENT: Role.BROKER}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Issued:
     """A certificate that was issued."""
 
     name: str
@@ -98,10 +99,10 @@ class Register:
     """All that was issued, as `register.json` keeps it."""
 
     hosts: list[str] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Issued] = field(default_factory=list)
     invitations: list[Invitation] = field(default_factory=list)
 
-    def valid(self, name: str, now: datetime) -> Entry | None:
+    def valid(self, name: str, now: datetime) -> Issued | None:
         return next(
             (entry for entry in self.entries if entry.name == name and entry.state(now) == "valid"), None
         )
@@ -168,6 +169,7 @@ class Authority:
 
     @property
     def services_certificate(self) -> bytes:
+        self._certificate_of("services")
         return (self.folder / "services.pem").read_bytes()
 
     @property
@@ -200,9 +202,10 @@ class Authority:
             if role is not Role.BROKER
             else ec.generate_private_key(ec.SECP256R1())
         )
+        services = self.services_certificate  # what cannot be read is said before anything changes
         with self._changed() as register:
             certificate = self._sign(register, name, role, key.public_key(), again=again, host=host)
-        return Identity(_key_pem(key), certificate, self.services_certificate)
+        return Identity(_key_pem(key), certificate, services)
 
     def _sign(
         self,
@@ -245,14 +248,15 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         certificate = builder.sign(self._key_of(role.issuer), hashes.SHA256())
         until = certificate.not_valid_after_utc.isoformat()
-        register.entries.append(Entry(name, role, f"{certificate.serial_number:x}", until))
+        register.entries.append(Issued(name, role, f"{certificate.serial_number:x}", until))
         return certificate.public_bytes(PEM)
 
-    def revoke(self, name: str) -> None:
-        """Revoke what the name has, certificate and unused token; raise ConfigurationError if it has neither."""
+    def revoke(self, *names: str) -> None:
+        """Revoke what the names have, certificate and unused token; nothing, and an error, if one has neither."""
         with self._changed() as register:
-            if not self._revoke(register, name, datetime.now(UTC)):
-                raise ConfigurationError(f"name = {name!r}: has no valid certificate and no unused token")
+            for name in dict.fromkeys(names):
+                if not self._revoke(register, name, datetime.now(UTC)):
+                    raise ConfigurationError(f"name = {name!r}: has no valid certificate and no unused token")
 
     @staticmethod
     def _revoke(register: Register, name: str, now: datetime) -> bool:
@@ -319,13 +323,28 @@ class Authority:
         raise ConfigurationError("token: unknown, expired, revoked or used already; ask for another")
 
     def _certificate_of(self, issuer: str) -> x509.Certificate:
-        return x509.load_pem_x509_certificate((self.folder / f"{issuer}.pem").read_bytes())
+        path = self.folder / f"{issuer}.pem"
+        try:
+            return x509.load_pem_x509_certificate(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise _damaged(path, error) from error
 
     def _key_of(self, issuer: str) -> ec.EllipticCurvePrivateKey:
-        key = serialization.load_pem_private_key((self.folder / f"{issuer}.key").read_bytes(), password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigurationError(f"{self.folder / issuer}.key: is not a key that `mapa certs init` made")
+        path = self.folder / f"{issuer}.key"
+        try:
+            key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise _damaged(path, error) from error
+        if (
+            not isinstance(key, ec.EllipticCurvePrivateKey)
+            or key.public_key() != self._certificate_of(issuer).public_key()
+        ):
+            raise ConfigurationError(f"{path}: is not the key of {issuer}.pem; restore it from a copy")
         return key
+
+
+def _damaged(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{path}: cannot be read ({error}); restore it from a copy")
 
 
 def new_key() -> bytes:
@@ -364,6 +383,7 @@ def write_private(path: Path, content: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         draft.replace(path)
+        sync_path(path.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise ConfigurationError(f"{path}: cannot be written ({error.strerror})") from error
@@ -444,13 +464,22 @@ def _hashed(secret: str) -> str:
 def _read_register(path: Path) -> Register:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return Register(
+        register = Register(
             hosts=[str(host) for host in values["hosts"]],
-            entries=[Entry(**{**row, "role": Role(row["role"])}) for row in values["entries"]],
+            entries=[Issued(**{**row, "role": Role(row["role"])}) for row in values["entries"]],
             invitations=[Invitation(**row) for row in values["invitations"]],
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{path}: cannot be read ({error})") from error
+        for entry in register.entries:
+            int(entry.serial, 16)
+        moments = [entry.until for entry in register.entries] + [one.until for one in register.invitations]
+        moments += [entry.revoked for entry in register.entries if entry.revoked is not None]
+        if any(datetime.fromisoformat(moment).tzinfo is None for moment in moments):
+            raise ValueError("a time without a zone")
+        if any(not isinstance(one.keys, dict) for one in register.invitations):
+            raise ValueError("an invitation without edges")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    return register
 
 
 def _write_register(path: Path, register: Register) -> None:

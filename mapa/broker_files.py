@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from mapa.authority import Authority, Role, write_private
+from mapa.authority import CLOUD, Authority, Role, write_private
 
 EDGES_PORT, CLOUD_PORT, WEBSOCKET_PORT = 8883, 8884, 8443
 
@@ -17,10 +17,8 @@ EDGES_PORT, CLOUD_PORT, WEBSOCKET_PORT = 8883, 8884, 8443
 CONFIGURATION = """\
 # Written by `mapa certs`. Start it here: mosquitto -c mosquitto.conf
 user {user}
-per_listener_settings false
-allow_anonymous false
-{accounts}acl_file acl
-persistence false
+per_listener_settings {per_listener}
+{common}persistence false
 set_tcp_nodelay true
 # bytes of one message: 40 + 4N for N parameters, and a little more
 message_size_limit 1048576
@@ -59,7 +57,15 @@ crlfile {issuer}.crl
 require_certificate true
 use_identity_as_username true
 """
-_BY_PASSWORD = "cafile services.pem\n"
+_BY_PASSWORD = """\
+cafile services.pem
+password_file {passwords}
+"""
+_ACCESS = """\
+allow_anonymous false
+acl_file acl
+"""
+PASSWORDS, CLOUD_PASSWORDS = "passwords", "passwords-cloud"
 
 ACL = """\
 # User names are edge ids: each edge has its own branch and no other.
@@ -87,17 +93,21 @@ def write_broker(folder: Path, authority: Authority, *, by_password: bool = Fals
     write_revocations(folder, authority)
     for issuer in ("edges", "services"):
         write_private(folder / f"{issuer}.pem", (authority.folder / f"{issuer}.pem").read_bytes())
-    identities = {
-        issuer: _TLS + (_BY_PASSWORD if by_password else _BY_CERTIFICATE.format(issuer=issuer))
-        for issuer in ("edges", "services")
+    listeners = {
+        issuer: _TLS
+        + (_ACCESS + _BY_PASSWORD if by_password else _BY_CERTIFICATE).format(
+            issuer=issuer, passwords=passwords
+        )
+        for issuer, passwords in (("edges", PASSWORDS), ("services", CLOUD_PASSWORDS))
     }
     configuration = CONFIGURATION.format(
         user=getpass.getuser(),
-        accounts="password_file passwords\n" if by_password else "",
+        per_listener=str(by_password).lower(),
+        common="" if by_password else _ACCESS,
         edges_port=EDGES_PORT,
         websocket_port=WEBSOCKET_PORT,
         cloud_port=CLOUD_PORT,
-        **identities,
+        **listeners,
     )
     for name, text in (("mosquitto.conf", configuration), ("acl", ACL)):
         if not (folder / name).exists():
@@ -119,16 +129,16 @@ def write_revocations(folder: Path, authority: Authority) -> None:
             write_private(folder / f"{issuer}.crl", authority.revocations(issuer))
 
 
-def write_passwords(path: Path, passwords: Mapping[str, str]) -> None:
-    """Write Mosquitto's file of hashes: PBKDF2 of SHA-512, as its own tool makes them."""
+def write_passwords(folder: Path, passwords: Mapping[str, str]) -> None:
+    """Write Mosquitto's hashes, PBKDF2 of SHA-512 as its own tool makes them: of all users, and of the cloud alone."""
     rounds = (
         101  # Mosquitto's own; the passwords are 192 random bits, which no number of rounds protects better
     )
-    lines = []
+    lines = {}
     for name, password in sorted(passwords.items()):
         salt = secrets.token_bytes(12)
         hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
-        lines.append(
-            f"{name}:$7${rounds}${base64.b64encode(salt).decode()}${base64.b64encode(hashed).decode()}\n"
-        )
-    write_private(path, "".join(lines).encode())
+        encoded = base64.b64encode(salt).decode(), base64.b64encode(hashed).decode()
+        lines[name] = f"{name}:$7${rounds}${encoded[0]}${encoded[1]}\n"
+    write_private(folder / CLOUD_PASSWORDS, lines.get(CLOUD, "").encode())
+    write_private(folder / PASSWORDS, "".join(lines.values()).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import shlex
 import socket
@@ -50,6 +51,7 @@ from mapa.run_view import View
 
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
+_KEPT_PAGES = {-1: 64 << 20, -3: 32 << 20}  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 _ALLOCATIONS = 50_000  # between two looks for garbage
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
@@ -144,6 +146,7 @@ class CloudRun:
 
         SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
         """
+        _keep_pages()
         with on_signals(lambda *_: self.loop.post(self._signalled)), _few_collections():
             try:
                 self.loop.run()
@@ -210,11 +213,18 @@ class CloudRun:
         view.refresh()
 
 
+def _keep_pages() -> None:
+    """Have glibc keep what is freed, 64 MiB at most: each update makes and frees a gradient and a model."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        for option, size in _KEPT_PAGES.items():
+            mallopt(option, size)
+
+
 @contextlib.contextmanager
 def _few_collections() -> Iterator[None]:
     """Look for garbage rarely, and never among what start-up has made: an update leaves none in cycles."""
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, *thresholds[1:])
     try:

@@ -181,14 +181,16 @@ class EnrolmentServer:
 
             def do_POST(self) -> None:
                 try:
-                    self._answer(200, service.sign(self._body()))
+                    values = self._body()
+                    with service.signing:
+                        self._answer(200, service.sign(values))
                 except ConfigurationError as error:
                     say(f"{self.client_address[0]}: refused: {error}")
                     self._answer(403, str(error).encode())
 
             def _body(self) -> Any:
                 length = self.headers.get("Content-Length", "")
-                if self.path != "/enrol" or not length.isdecimal() or int(length) > _MOST:
+                if self.path != "/enrol" or not length.isdecimal() or len(length) > 9 or int(length) > _MOST:
                     raise ConfigurationError("request: malformed")
                 try:
                     values = json.loads(self.rfile.read(int(length)))
@@ -198,7 +200,7 @@ class EnrolmentServer:
                 if (
                     not isinstance(values, dict)
                     or set(values) != expected
-                    or not all(isinstance(value, str) for value in values.values())
+                    or not all(isinstance(value, str) and value.isascii() for value in values.values())
                 ):
                     raise ConfigurationError("request: malformed")
                 return values
@@ -214,6 +216,7 @@ class EnrolmentServer:
                 """Say nothing: what strangers send is no operator's concern."""
 
         self._authority, self._enrolled = authority, enrolled
+        self.signing = threading.Lock()  # from a signature until its answer is sent
         self._server = _Server(listen, Handler, self._context(host))
         self.port = int(self._server.server_address[1])
 
@@ -243,6 +246,8 @@ class EnrolmentServer:
             self._server.shutdown()
             self._server.server_close()
             thread.join()
+            with self.signing:  # the last edge's answer, which ended this server, is on its way
+                pass
 
 
 class _Server(ThreadingHTTPServer):

@@ -68,6 +68,9 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
         return ended
     stats: dict[str, list[Any]] = config.pluginmanager.get_plugin("terminalreporter").stats
     failed = sorted({report.nodeid for outcome in ("failed", "error") for report in stats.get(outcome, ())})
+    assert config.cache is not None
+    # xdist gives the test of a crashed worker to another, where it may have passed
+    config.cache.set("cache/lastfailed", dict.fromkeys(failed, True))
     print(f"\nagain: {len(failed)} tests that failed at first", *failed, sep="\n  ", flush=True)
     alone = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
     return subprocess.run([sys.executable, "-m", "pytest", *config.invocation_params.args, *alone]).returncode

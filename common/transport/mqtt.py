@@ -354,11 +354,13 @@ class MqttChannel:
             for _ in range(_READS):
                 if not stream.fill() and not stream.ended:
                     break
+                packets = 0
                 while True:
                     packet = stream.take_publish()
                     if stream.skipped:
                         self._count_skipped(stream)
                     if packet is not None:
+                        packets += 1
                         if self._last_size >= _LARGE:
                             self._lost_behind = (0, 0)  # the broker went on after a message of that size
                         self._routes.deliver(*packet, retained=stream.retained)
@@ -370,6 +372,8 @@ class MqttChannel:
                             return
                     else:
                         break
+                if packets < 2 and not stream.decrypted:
+                    break  # a read in vain costs as much as a turn of the loop
             else:
                 if stream.decrypted:  # which no selector sees
                     self._loop.post(lambda: self._ready(READ))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import math
 import secrets
 import socket
 import ssl
 import struct
+import time
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _LONGEST_ANSWER = 8192  # bytes of the server's HTTP head
@@ -24,7 +26,7 @@ class WebSocket:
     """
 
     def __init__(self, sock: socket.socket, host: str, path: str) -> None:
-        """Ask the server to change to WebSocket; the socket has a timeout."""
+        """Ask the server to change to WebSocket, within the socket's timeout."""
         self._sock = sock
         self._in = bytearray()  # read, and not yet taken apart
         self._left = 0  # bytes to come of the frame under way
@@ -34,6 +36,8 @@ class WebSocket:
         self._upgrade(host, path)
 
     def _upgrade(self, host: str, path: str) -> None:
+        limit = self._sock.gettimeout()
+        deadline = math.inf if limit is None else time.monotonic() + limit
         key = base64.b64encode(secrets.token_bytes(16)).decode()
         self._sock.sendall(
             f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -44,6 +48,8 @@ class WebSocket:
             if not part or len(self._in) > _LONGEST_ANSWER:
                 raise ConnectionError("no WebSocket answers there")
             self._in += part
+            if time.monotonic() > deadline:  # the timeout is of one read, and a server may send byte by byte
+                raise TimeoutError("no whole WebSocket answer")
         status, *lines = bytes(self._in[:end]).decode("latin-1").split("\r\n")
         del self._in[: end + 4]
         fields = {

@@ -34,7 +34,13 @@ if [ ! -d "$secrets" ]; then
   exec mosquitto -c "$home/data/mosquitto.conf"
 fi
 
-state() { cat "$secrets"/* | cksum; }
+each() { # each COMMAND...: run it with every file of the secrets; a folder among them is none of the broker's
+  for file in "$secrets"/*; do
+    [ ! -f "$file" ] || "$@" "$file"
+  done
+}
+copy() { cp "$1" .; }
+state() { each cksum; }
 stop() {
   kill -TERM "$broker" 2>/dev/null || true
   wait "$broker" || true
@@ -44,7 +50,7 @@ cd "$home/secrets" # the paths in its configuration are relative
 while :; do
   known=$(state)
   rm -f ./*
-  cp "$secrets"/* .
+  each copy
   configure "$secrets/mosquitto.conf" mosquitto.conf
   sed "s#/+/#/${RUN:-+}/#" "$secrets/acl" >acl
   chmod 600 ./*

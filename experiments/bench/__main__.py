@@ -23,7 +23,7 @@ from common.errors import MapaError
 from experiments.bench.clouds import QUICK_CELLS, Plan, cloud_cases, plan_of, scale_cases
 from experiments.bench.page import find_chromium, page_cases
 from experiments.bench.programs import large_cases, memory_cases, run_cases, start_cases
-from experiments.bench.rounds import Case, Outcome, measure
+from experiments.bench.rounds import Case, Measurement, measure
 from experiments.bench.simulation import cost_cases, simulation_cases
 from experiments.bench.soak import soak_cases
 from mapa.processes import VARIABLES
@@ -119,7 +119,7 @@ def main() -> int:
     rounds = 2 if given.quick and given.rounds is None else given.rounds
     given.updates = min(given.updates, 400) if given.quick else given.updates
     console = Console(stderr=given.json == "-", width=160)
-    outcomes: list[Outcome] = []
+    outcomes: list[Measurement] = []
     try:
         for part in parts:
             outcomes.extend(measure(case, rounds, console) for case in PARTS[part](given))

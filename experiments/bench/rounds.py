@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ConfigurationError, MapaError
 
@@ -52,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Measurement:
     """A case after its rounds."""
 
     case: Case
@@ -96,7 +97,7 @@ class Outcome:
             if (values := [turn[head] for turn in took if head in turn])
         }
         rows, columns = (list(named), heads) if len(heads) <= _ABREAST else (heads, list(named))
-        figures = Table("", *columns, title=self.case.name, title_justify="left")
+        figures = Table("", *columns)
         for row in rows:
             pairs = ((row, column) if rows is not heads else (column, row) for column in columns)
             figures.add_row(row, *(cells.get(pair, "") for pair in pairs))
@@ -110,7 +111,7 @@ class Outcome:
                 verdict = "" if not ratio.bar else "met" if ratio.met(middle) else "[red]MISSED[/]"
                 text = f"{shown(middle)} ({shown(low)} … {shown(high)})" if len(values) > 1 else shown(middle)
                 ratios.add_row(f"{ratio.figure}: {ratio.of}{by}", text, ratio.bar, verdict)
-        return Group(figures, ratios) if ratios.row_count else Group(figures)
+        return Group(Text(f"\n{self.case.name}"), figures, *([ratios] if ratios.row_count else []))
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -125,7 +126,7 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def measure(case: Case, rounds: int | None = None, console: Console | None = None) -> Outcome:
+def measure(case: Case, rounds: int | None = None, console: Console | None = None) -> Measurement:
     """Take turns forwards, then backwards, and so on: what disturbs one disturbs its neighbour."""
     if rounds is not None and rounds < 1:
         raise ConfigurationError(f"--rounds {rounds}: must be at least 1")
@@ -140,7 +141,7 @@ def measure(case: Case, rounds: int | None = None, console: Console | None = Non
                 failures[name] = str(error)
         if number >= 0:
             took.append(here)
-    outcome = Outcome(case, took, failures)
+    outcome = Measurement(case, took, failures)
     if console is not None:
         console.print(outcome.tables())
     return outcome

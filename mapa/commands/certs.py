@@ -121,9 +121,10 @@ def enrol(
 def revoke(names: Names, folder: Folder = SECRETS) -> None:
     """Revoke certificates and unused tokens; the broker learns it from broker/*.crl."""
     authority = Authority(folder / "authority")
-    for name in names:
-        authority.revoke(name)
-    write_revocations(folder / "broker", authority)
+    try:
+        authority.revoke(*names)
+    finally:  # a try that was interrupted may have left the broker's lists behind the register
+        write_revocations(folder / "broker", authority)
     print(
         f"revoked: {', '.join(names)}. A broker in a container ends their sessions within 10 seconds; another one"
     )
@@ -134,21 +135,29 @@ def revoke(names: Names, folder: Folder = SECRETS) -> None:
 def rotate(names: Names, folder: Folder = SECRETS) -> None:
     """Replace the keys and certificates that are kept here, and revoke the old ones; an enrolled edge enrols again."""
     authority = Authority(folder / "authority")
-    for name in names:
-        held = authority.register().valid(name, datetime.now(UTC))
-        if held is None:
-            raise ConfigurationError(f"name = {name!r}: has no valid certificate")
-        if held.role is Role.BROKER:
-            issue_server(folder / "broker", authority)
-            continue
-        place = folder / {Role.CLOUD: ".", Role.EDGE: "edges", Role.HELPER: "helpers"}[held.role] / name
-        if not place.is_dir():
-            raise ConfigurationError(
-                f"name = {name!r}: its key is not kept here; `mapa certs enrol {name}` lets it make another"
-            )
-        authority.issue(name, held.role, again=True).write(place)
-        print(f"{place}: new key and certificate")
-    write_revocations(folder / "broker", authority)
+    try:
+        for name in names:
+            _rotate(folder, authority, name)
+    finally:
+        write_revocations(folder / "broker", authority)
+
+
+def _rotate(folder: Path, authority: Authority, name: str) -> None:
+    held = authority.register().valid(name, datetime.now(UTC))
+    if held is None:
+        raise ConfigurationError(f"name = {name!r}: has no valid certificate")
+    if held.role is Role.BROKER:
+        issue_server(folder / "broker", authority)
+        return
+    place = folder / {Role.CLOUD: ".", Role.EDGE: "edges", Role.HELPER: "helpers"}[held.role] / name
+    if not place.is_dir():
+        way = f"enrol {name}` lets it make another"
+        if held.role is not Role.EDGE:
+            makes = name if held.role is Role.CLOUD else f"helper {name}"
+            way = f"revoke {name}` and `mapa certs {makes}` make another"
+        raise ConfigurationError(f"name = {name!r}: its key is not kept here; `mapa certs {way}")
+    authority.issue(name, held.role, again=True).write(place)
+    print(f"{place}: new key and certificate")
 
 
 @app.command("show")
@@ -198,7 +207,8 @@ def passwords(
 
 def counts(groups: list[str]) -> dict[str, int]:
     """Return the number of edges of each NAME=COUNT; 0: a single one of that name."""
-    wanted = {}
+    wanted: dict[str, int] = {}
+    of: dict[str, str] = {}  # the group of each edge
     for group in groups:
         name, equals, text = group.partition("=")
         count = int(text) if text.isdecimal() and len(text) < 6 else 0
@@ -206,12 +216,18 @@ def counts(groups: list[str]) -> dict[str, int]:
         require(
             fits, "NAME[=COUNT]", repr(group), "an edge's name, and a number from 1 to 10000, like lab=10"
         )
+        require(name not in wanted, "NAME[=COUNT]", repr(group), f"one group of the name {name}")
         wanted[name] = count
+        for edge in members(name, count):
+            require(edge not in of, "NAME[=COUNT]", repr(group), f"without {edge}, which {of.get(edge)} has")
+            of[edge] = group
     return wanted
 
 
 def _give_passwords(folder: Path, authority: Authority, place: str, names: list[str]) -> None:
     """Write passwords that are missing, a copy of the authority, and the broker's hashes of all passwords."""
+    if place != CLOUD:
+        _check_others(folder, place, names)
     accounts = folder / place / ("accounts" if place != CLOUD else ".")
     accounts.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in names:
@@ -224,12 +240,24 @@ def _give_passwords(folder: Path, authority: Authority, place: str, names: list[
     for path in (accounts, *accounts.iterdir(), folder / place / "ca.pem"):
         if path != folder / place:
             path.chmod(0o755 if path.is_dir() else 0o644)
-    every = {path.name: path.read_text().strip() for path in sorted(folder.glob("edges/*/accounts/*"))}
+    files = (path for path in sorted(folder.glob("edges/*/accounts/*")) if not path.name.startswith("."))
+    every = {path.name: path.read_text().strip() for path in files}
     every[CLOUD] = (folder / CLOUD / "password").read_text().strip()
-    write_passwords(folder / "broker" / "passwords", every)
+    write_passwords(folder / "broker", every)
     print(
         f"{folder / place}: {len(names)} password{'s' * (len(names) > 1)}; a running broker reads them at SIGHUP"
     )
+
+
+def _check_others(folder: Path, place: str, names: list[str]) -> None:
+    """Refuse a name that has a password in another group: the broker knows one for each."""
+    held = {path.name: path for path in folder.glob("edges/*/accounts/*")}
+    for name in names:
+        require(name != CLOUD, "name", repr(name), "an edge's")
+        if name in held and held[name].parents[1] != folder / place:
+            raise ConfigurationError(
+                f"name = {name!r}: has a password already, in {held[name]}; choose another"
+            )
 
 
 def _issue(folder: Path, place: Path, name: str, role: Role) -> None:

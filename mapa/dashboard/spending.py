@@ -178,13 +178,15 @@ class Spending:
             return _Figure(value, exact=False, of=bound)
         if self._page.local:
             return _Figure(budget, exact=False)
-        least = _BOUNDS[bisect.bisect_right(_BOUNDS, max(1, tally.last_sequence)) - 1]
-        for question in (self._of(kind, least), self._of(kind, least, quick=False)):
-            if question not in self._known:
-                return _Figure(asked=question)
-            spent = self._known[question]
-            if spent is not None and spent <= budget:
-                return _Figure(budget, exact=False)
+        place = bisect.bisect_right(_BOUNDS, max(1, tally.last_sequence))
+        least = _BOUNDS[place - 1]
+        before = (self._of(kind, n, quick=False) for n in _BOUNDS[max(0, place - 8) : place])
+        if all((known := self._known.get(one, 0.0)) is not None and known <= budget for one in before):
+            for question in (self._of(kind, least), self._of(kind, least, quick=False)):
+                if question not in self._known:
+                    return _Figure(asked=question)
+                if (spent := self._known[question]) is not None and spent <= budget:
+                    return _Figure(budget, exact=False)
         return _Figure(value, exact=False, of=bound)
 
     def added_to(self, fleet: dict[str, Any]) -> dict[str, Any]:

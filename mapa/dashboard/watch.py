@@ -195,7 +195,7 @@ class Followed:
             missing = [] if self.watch.behind else self.watch.missing()
             if missing:
                 await asyncio.to_thread(self.watch.answer, missing)
-            await asyncio.sleep(0 if missing else 5 * PERIOD)
+            await asyncio.sleep(0 if missing else PERIOD)
 
     async def close(self) -> None:
         ended, self.tasks = self.tasks, []

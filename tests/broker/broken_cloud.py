@@ -115,8 +115,8 @@ def killed() -> None:
         LogWriter.append = torn  # type: ignore[method-assign]
         return
     owner, name, half = {
-        "logged": (History, "_append", ""),
-        "applied": (CloudService, "_answer", ""),
+        "logged": (History, "append", ""),
+        "applied": (CloudService, "send_model", ""),
         "replied": (CloudService, "on_gradient", ""),
         "checkpoint-half": (Checkpoints, "_file", "arrays.safetensors"),
         "checkpoint-written": (Checkpoints, "_file", "state.json"),

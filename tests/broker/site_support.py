@@ -51,7 +51,7 @@ class Site:
         """Write the broker's folder, on free ports of the loopback interface."""
         write_broker(self.files, self.authority, by_password=self.passwords is not None)
         if self.passwords is not None:
-            write_passwords(self.files / "passwords", self.passwords)
+            write_passwords(self.files, self.passwords)
         text = (self.files / "mosquitto.conf").read_text()
         for usual, address in self._ports:
             assert f"listener {usual}\n" in text

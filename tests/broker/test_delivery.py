@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def test_a_gradient_longer_than_any_honest_one_is_not_applied(
 
         def forge() -> None:
             """In the cloud's own loop, so that nothing comes between the look and the next gradient."""
-            following = replace(seen, sequence=server.edges[edge_id].last_sequence + 1, gradient=huge)
+            following = seen._replace(sequence=server.edges[edge_id].last_sequence + 1, gradient=huge)
             bed.cloud.service.on_gradient(
                 edge_topic(RUN, edge_id, EdgeTopic.GRADIENT), encode_gradient(following)
             )

@@ -192,6 +192,29 @@ def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(shipped: Site, co
     assert edge.seen == [(edge_topic(run, one, EdgeTopic.MODEL), b"for e1")]
 
 
+def test_an_edges_password_is_worth_nothing_at_the_clouds_port(shipped: Site, connect: Connect) -> None:
+    """There its client id would be its own choice: a cloud's, or another edge's, which it would throw out."""
+    cloud = connect(shipped.clouds, "cloud", "mapa/v1/#", credentials=shipped.credentials("cloud"))
+    with pytest.raises(ConfigurationError, match="refuse"):
+        connect(shipped.clouds, "cloud", credentials=shipped.credentials("e1"))
+    connect(shipped.edges, "cloud", credentials=shipped.credentials("e1"))
+    cloud.channel.publish("mapa/v1/test/mark", b"x", qos=1)
+    cloud.wait(lambda: len(cloud.seen) > 0)
+    assert cloud.losses == 0
+
+
+def test_what_else_lies_among_the_secrets_keeps_no_broker_from_starting(
+    tmp_path: Path, connect: Connect
+) -> None:
+    site = Site(tmp_path, {"cloud": "c", "e1": "1"})
+    (site.files / "lost+found").mkdir(parents=True)
+    (site.files / "link").symlink_to("nowhere")
+    for name in ("-rf", "a b", "*", ".hidden"):
+        (site.files / name).write_text("x")
+    with site.running():
+        connect(site.edges, "e1", credentials=site.credentials("e1"))
+
+
 @pytest.mark.slow
 def test_a_new_password_is_known_at_sighup_or_by_the_containers_own_look(tmp_path: Path) -> None:
     for in_container in (False, True):
@@ -212,7 +235,7 @@ def test_a_new_password_is_known_at_sighup_or_by_the_containers_own_look(tmp_pat
             assert enters("e1")
             site.passwords = {**(site.passwords or {}), "e2": "2"}
             assert not enters("e2")
-            write_passwords(site.files / "passwords", site.passwords)
+            write_passwords(site.files, site.passwords)
             if not in_container:
                 os.kill(broker.pid, signal.SIGHUP)
             eventually(lambda: enters("e2"), "the new account is known")

@@ -9,11 +9,14 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.transport import websocket
 from common.transport.websocket import WebSocket
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -217,3 +220,25 @@ def test_pings_without_an_end_take_no_memory(sides: tuple[WebSocket, socket.sock
 def test_a_server_that_speaks_no_websocket_is_said(answer: Callable[[str], str]) -> None:
     with pytest.raises(ConnectionError, match="no WebSocket answers there"):
         pair(answer)
+
+
+def test_a_server_that_answers_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow:
+        """Each read takes a second of a clock of the test."""
+
+        reads = 0
+
+        def gettimeout(self) -> float:
+            return 10.0
+
+        def sendall(self, content: bytes) -> None: ...
+
+        def recv(self, _: int) -> bytes:
+            self.reads += 1
+            return b"H"
+
+    slow: Any = Slow()
+    monkeypatch.setattr(websocket, "time", SimpleNamespace(monotonic=lambda: float(slow.reads)))
+    with pytest.raises(TimeoutError, match="no whole WebSocket answer"):
+        WebSocket(slow, "broker.example.org", "/mqtt")
+    assert slow.reads == 11

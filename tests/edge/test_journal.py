@@ -234,6 +234,7 @@ def test_an_idle_edge_s_debit_outlives_every_lap_of_the_files(tmp_path: Path) ->
     def work() -> None:
         process = Process(tmp_path / "state", ["0", "1"], tmp_path / "wire")
         process.take_turns(1)
+        process.ledgers["0"].debit(RUN, 2, bytes_of("0", 2))  # the first one is not acknowledged
         for _ in range(40):
             process.debit("1")
             process.turn.pop()()
@@ -243,7 +244,7 @@ def test_an_idle_edge_s_debit_outlives_every_lap_of_the_files(tmp_path: Path) ->
     check(tmp_path / "state", ["0", "1"], tmp_path / "wire")
     assert (tmp_path / "state" / "0" / FILES[0]).stat().st_size < 2 * len(storage._ZEROS)
     with SqliteLedger(tmp_path / "state" / "0") as ledger:
-        assert ledger.pending(RUN) == [(1, bytes_of("0", 1))]
+        assert ledger.pending(RUN) == [(1, bytes_of("0", 1)), (2, bytes_of("0", 2))]
     with SqliteLedger(tmp_path / "state" / "1") as ledger:
         assert ledger.standing(RUN).charges == 41
 
@@ -341,6 +342,43 @@ def test_an_edge_that_ends_leaves_the_journal_and_the_others_go_on(process: Proc
         assert ledger.pending(RUN) == [(2, bytes_of("0", 2))]
     process.take_turns(2)
     assert {slot: len(left) for slot, left in sent_of(process).items()} == {"0": 2, "1": 4, "2": 4}
+
+
+def test_a_journal_lies_in_the_directory_for_good_before_the_ledger_names_it(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure a ledger that names a journal must find it; one that names none has debited nothing."""
+    calls: list[tuple[str, Path]] = []
+    sync, execute = storage.sync_path, SqliteLedger._execute
+
+    def synced(directory: Path) -> None:
+        sync(directory)
+        calls.append(("synced", directory))
+
+    def named(ledger: SqliteLedger, statements: list[tuple[str, Any]]) -> None:
+        if any(statement.startswith("INSERT INTO journal") for statement, _ in statements):
+            calls.append(("named", ledger.path.parent))
+        execute(ledger, statements)
+
+    monkeypatch.setattr(storage, "sync_path", synced)
+    monkeypatch.setattr(SqliteLedger, "_execute", named)
+    process.take_turns(1)
+    assert calls == [(what, slot.directory) for slot in process.slots for what in ("synced", "named")]
+
+
+def test_an_edge_whose_directory_was_moved_takes_no_journal_of_its_successor(tmp_path: Path) -> None:
+    earlier, later = (SqliteLedger(tmp_path / name) for name in ("slot", "later"))
+    for ledger in (earlier, later):
+        ledger.open(account())
+        spend(ledger, 2)
+    (tmp_path / "slot").rename(tmp_path / "moved")
+    (tmp_path / "later").rename(tmp_path / "slot")
+    earlier.close()
+    with ledger_snapshot(tmp_path / "slot") as ledger:
+        assert ledger.standing(RUN).charges == 2
+    with ledger_snapshot(tmp_path / "moved") as ledger:
+        assert ledger.standing(RUN).charges == 2
+    later.close()
 
 
 @pytest.mark.parametrize("limit", ["no links", "few members"])

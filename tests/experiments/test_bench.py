@@ -17,7 +17,7 @@ from experiments.bench import __main__ as bench
 from experiments.bench import page
 from experiments.bench.bed import held_by, peak
 from experiments.bench.page import Stolen, Watched, stolen_ticks
-from experiments.bench.rounds import Case, Figures, Outcome, Ratio, measure, work
+from experiments.bench.rounds import Case, Figures, Measurement, Ratio, measure, work
 from experiments.bench.simulation import sweep_worlds
 from experiments.bench.soak import fit_slope, judge, last_part
 from mapa.simulation.vectorised import check_vectorised, simulate_many
@@ -44,7 +44,7 @@ def test_the_sweep_that_is_timed_runs_every_seed_and_epsilon_as_one_product() ->
     ],
 )
 def test_a_bar_is_a_ceiling_or_a_floor(ratio: Ratio, met: bool) -> None:
-    outcome = Outcome(Case("c", {}, [ratio]), [{"a": {"f": 3.0}}])
+    outcome = Measurement(Case("c", {}, [ratio]), [{"a": {"f": 3.0}}])
     assert ratio.met(3.0) is outcome.held() is met
 
 

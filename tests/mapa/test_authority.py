@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import ssl
 import stat
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from common.errors import BrokerUnavailableError, ConfigurationError
 from mapa.authority import Authority, Role, new_key, signing_request
 from mapa.broker_files import write_revocations
+from mapa.commands import certs
 from mapa.enrolment import EnrolmentServer, Token, enrol
+from tests.program_support import PATIENCE
 
 HOUR = timedelta(hours=1)
 
@@ -181,6 +186,119 @@ def test_an_authority_is_never_written_over(authority: Authority) -> None:
     assert before == {path.name: path.read_bytes() for path in authority.folder.iterdir()}
 
 
+@pytest.mark.parametrize("content", [None, b"", b"not PEM"])
+@pytest.mark.parametrize("file", ["services.pem", "edges.pem", "edges.key"])
+def test_a_lost_or_damaged_file_is_named_and_nothing_is_issued(
+    authority: Authority, file: str, content: bytes | None
+) -> None:
+    (authority.folder / file).unlink()
+    if content is not None:
+        (authority.folder / file).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=rf"{file}: cannot be read .*restore it from a copy"):
+        authority.issue("north", Role.EDGE)
+    assert authority.register().entries == []
+
+
+def test_the_key_of_another_authority_signs_nothing(authority: Authority) -> None:
+    (authority.folder / "edges.key").write_bytes((authority.folder / "services.key").read_bytes())
+    with pytest.raises(ConfigurationError, match=r"edges\.key: is not the key of edges\.pem"):
+        authority.issue("north", Role.EDGE)
+    assert authority.register().entries == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"until": "2', '"until": "x2'),
+        ("+00:00", ""),
+        ('"serial": "', '"serial": "zz'),
+        ('"keys": {', '"keys": 3, "more": {'),
+        ('"entries"', '"entry"'),
+        ("{", "[" * 100_000),
+    ],
+)
+def test_a_damaged_register_is_said(authority: Authority, before: str, after: str) -> None:
+    authority.issue("north", Role.EDGE)
+    authority.invite("south", 0, HOUR)
+    path = authority.folder / "register.json"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ConfigurationError, match=r"register\.json: cannot be read .*restore it from a copy"):
+        authority.register()
+
+
+# -- the command ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    certs.init(["localhost"], tmp_path)
+    certs.edge(["lab-0", "lab-1"], tmp_path)
+    return tmp_path
+
+
+def listed(folder: Path) -> list[str]:
+    """Return the names whose certificates the broker refuses."""
+    serials = {one.serial: one.name for one in Authority(folder / "authority").register().entries}
+    content = (folder / "broker" / "edges.crl").read_bytes()
+    return [serials[f"{one.serial_number:x}"] for one in x509.load_pem_x509_crl(content)]
+
+
+def test_a_revocation_that_was_interrupted_reaches_the_broker_at_the_next_try(folder: Path) -> None:
+    Authority(folder / "authority").revoke("lab-0")  # killed before the broker's list was written
+    assert listed(folder) == []
+    with pytest.raises(ConfigurationError, match="no valid certificate"):
+        certs.revoke(["lab-0"], folder)
+    assert listed(folder) == ["lab-0"]
+
+
+def test_of_several_names_all_are_revoked_or_none(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="name = 'typo'"):
+        certs.revoke(["lab-0", "typo"], folder)
+    now = datetime.now(UTC)
+    assert Authority(folder / "authority").register().valid("lab-0", now) is not None
+    certs.revoke(["lab-0", "lab-1", "lab-0"], folder)
+    assert listed(folder) == ["lab-0", "lab-1"]
+
+
+def test_what_was_rotated_before_a_mistake_is_refused_from_then_on(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="name = 'typo'"):
+        certs.rotate(["lab-0", "typo"], folder)
+    assert listed(folder) == ["lab-0"]
+
+
+def test_a_service_without_a_key_here_is_not_told_to_enrol(folder: Path) -> None:
+    Authority(folder / "authority").issue("cloud", Role.CLOUD)  # killed before its files were written
+    with pytest.raises(ConfigurationError, match="`mapa certs revoke cloud` and `mapa certs cloud`"):
+        certs.rotate(["cloud"], folder)
+    certs.revoke(["cloud"], folder)
+    certs.cloud(folder)
+
+
+@pytest.mark.parametrize(
+    "groups", [["lab=2", "lab-1"], ["lab-1", "lab=2"], ["lab=2", "lab=3"], ["lab=2", "lab"], ["desk", "desk"]]
+)
+def test_groups_that_share_an_edge_are_refused(groups: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"must be (without lab-1, which|one group of the name)"):
+        certs.counts(groups)
+    assert certs.counts(["lab=2", "lab-2"]) == {"lab": 2, "lab-2": 0}
+
+
+def test_a_password_is_made_once_whatever_group_asks_for_it_later(tmp_path: Path) -> None:
+    certs.init(["localhost"], tmp_path, passwords=True)
+    certs.passwords(["lab=2"], tmp_path)
+    accounts = tmp_path / "edges" / "lab" / "accounts"
+    first = (accounts / "lab-1").read_text()
+    for group in ("lab-1", "cloud"):
+        with pytest.raises(ConfigurationError, match=f"name = '{group}'"):
+            certs.passwords([group], tmp_path)
+    (accounts / ".lab-2.0123abcd").touch()  # of a process that was killed as it wrote
+    certs.passwords(["lab=3"], tmp_path)
+    assert (accounts / "lab-1").read_text() == first
+    users = [line.partition(":")[0] for line in (tmp_path / "broker" / "passwords").read_text().splitlines()]
+    assert users == ["cloud", "lab-0", "lab-1", "lab-2"]
+
+
 # -- over the network -----------------------------------------------------------------------------------
 
 
@@ -300,6 +418,62 @@ def test_nobody_there_is_said_and_may_be_tried_again(
         token = token_for(authority, serving)
     with pytest.raises(BrokerUnavailableError, match="does `mapa certs enrol` still run there"):
         enrol(token, tmp_path / "edge")
+
+
+@pytest.mark.parametrize(
+    ("length", "body"),
+    [
+        ("9" * 5000, b""),
+        ("-1", b""),
+        (None, b"[" * 8000),
+        (None, rb'{"name": "north", "secret": "\ud800", "request": "x"}'),
+        (None, rb'{"name": "north", "secret": "x", "request": "\ud800"}'),
+        (None, b'{"name": "north", "secret": 3, "request": "x"}'),
+    ],
+)
+def test_a_request_of_a_stranger_is_malformed_and_nothing_worse(
+    serving: EnrolmentServer, length: str | None, body: bytes
+) -> None:
+    blind = ssl.create_default_context()
+    blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+    with (
+        serving.running(),
+        closing(
+            http.client.HTTPSConnection("127.0.0.1", serving.port, timeout=PATIENCE, context=blind)
+        ) as one,
+    ):
+        one.request("POST", "/enrol", body, {"Content-Length": length or str(len(body))})
+        answer = one.getresponse()
+        assert (answer.status, answer.read()) == (403, b"request: malformed")
+
+
+def test_the_server_ends_after_the_last_answer(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends as soon as all have come: its process takes no answer with it."""
+    over, ending, sent = (threading.Event() for _ in range(3))
+    server = EnrolmentServer(authority, "localhost", ("127.0.0.1", 0), lambda _: over.set(), lambda _: None)
+    sign, close = server.sign, server._server.server_close
+
+    def slowly(values: dict[str, str]) -> bytes:
+        certificate = sign(values)
+        assert ending.wait(PATIENCE)
+        sent.set()
+        return certificate
+
+    def begin_to_end() -> None:
+        close()
+        ending.set()
+
+    monkeypatch.setattr(server, "sign", slowly)
+    monkeypatch.setattr(server._server, "server_close", begin_to_end)
+    with server.running():
+        edge = threading.Thread(target=enrol, args=(token_for(authority, server), tmp_path))
+        edge.start()
+        assert over.wait(PATIENCE)
+    assert sent.is_set()
+    edge.join()
+    assert (tmp_path / "north" / "cert.pem").exists()
 
 
 def test_a_text_that_is_no_token_is_refused_without_being_repeated() -> None:
