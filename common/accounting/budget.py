@@ -147,6 +147,8 @@ def _least_of_sampled(budget: Budget, unit: GaussianReleases) -> float:
 
     @functools.cache
     def by_pld(z: float) -> float:
+        if by_rdp(z) > PLD_CEILING:  # where `total` leaves PLD out, too
+            return by_rdp(z)
         by_grid = gaussian.pld(replace(unit, noise_multiplier=z), budget.delta, Adjacency.ZERO_OUT)
         return by_grid if truncated else min(by_grid, by_rdp(z))
 
@@ -177,6 +179,8 @@ def _least_of_sampled(budget: Budget, unit: GaussianReleases) -> float:
     below = 0.94 * above
     while by_pld(below) <= budget.epsilon:
         above, below = below, 0.85 * below
+        if by_rdp(below) > PLD_CEILING and by_pld(above) == 0:
+            return above  # δ is above the chance that a record is drawn at all: any z would do
     # a PLD of truncated batches takes five times as long
     return _where(by_pld, budget.epsilon, below, above, 1e-4 if truncated else 1e-6)
 

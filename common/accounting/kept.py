@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from common.accounting.releases import ReleaseKind
+from common.errors import ConfigurationError
 
 _LIBRARIES = ("numpy", "scipy")
 _OURS = "common."
@@ -66,7 +67,7 @@ def remembered(
     if text is not None:
         try:
             found = read(json.loads(text))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError, ConfigurationError):
             found = None
         if found is not None:
             return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +9,8 @@ from common.errors import ConfigurationError
 
 # C lies between these: beyond them what is released, over b and times z, could leave float32 or lose digits in it.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
+
+LARGEST_COST = 1e100  # ε and z lie between 1/this and this: beyond, their squares leave float64
 
 # Samples are clipped to C·(1 − CLIP_MARGIN), so that a record moves the sum of a batch, as it is computed, by C at
 # most. With u = 2⁻²⁴ and any order of summation, float32 errs by n·u in a sum of n terms at most, relative to the sum
@@ -60,9 +61,10 @@ class Guarantee:
                 f"guarantee: ε = {self.epsilon} and z = {self.noise_multiplier}: a law states one of them, or neither"
             )
         for symbol, value in (("ε", self.epsilon), ("z", self.noise_multiplier)):
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 1 / LARGEST_COST <= value <= LARGEST_COST:
                 raise ConfigurationError(
-                    f"guarantee: {symbol} = {value}: a law must state a finite number greater than 0, or neither ε nor"
+                    f"guarantee: {symbol} = {value}: a law must state a finite number greater than 0 (from"
+                    f" {1 / LARGEST_COST:g} to {LARGEST_COST:g}), or neither ε nor"
                     " z and the reason why its releases are not private"
                 )
 

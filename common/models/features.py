@@ -63,7 +63,9 @@ class FeatureCache:
     def read_text(self, key: bytes) -> str | None:
         """Return the text written under this key; None: none, or none that is as it was written."""
         content = self._read(f"{key.hex()}{TEXT_SUFFIX}", "text", _MOST_TEXT)
-        return None if content is None else content.tobytes().decode()
+        with contextlib.suppress(UnicodeDecodeError):
+            return None if content is None else content.tobytes().decode()
+        return None
 
     def write_text(self, key: bytes, text: str) -> None:
         """Write a short text as features are written."""

@@ -100,6 +100,13 @@ def told(path: Path, case: str, seed: int, *, quick: bool) -> list[object]:
     )
     broker.advance(1.0)
     channel, violations = MemoryChannel(broker), Counter[str]()
+    published_by_syncs: list[int] = []
+
+    class Watched(History):
+        def sync(self) -> None:
+            published_by_syncs.append(len(broker.published))
+            super().sync()
+
     with RunDirectory(path) as directory:
         records = Recorder(directory.journal)
         service = service_on(
@@ -108,7 +115,7 @@ def told(path: Path, case: str, seed: int, *, quick: bool) -> list[object]:
         service.quick, service.evaluations.executor = quick, AtOnce()
         channel.connect()
         power = scenario.records.durability == "power"
-        history = History(path, incarnation=LIFE, dimension=world.model.dimension, keep=True, power=power)
+        history = Watched(path, incarnation=LIFE, dimension=world.model.dimension, keep=True, power=power)
         begin_history(service, history, directory)
         service.start()
         with np.errstate(over="ignore"):
@@ -125,7 +132,8 @@ def told(path: Path, case: str, seed: int, *, quick: bool) -> list[object]:
         state = pack(service_state(service, directory))
         entries = list(LogReader(path))
         lines = (path / "events.jsonl").read_bytes()
-    return [state, entries, lines, broker.published, peers, said, violations, dict(service.dropped)]
+    told = [state, entries, lines, broker.published, published_by_syncs]
+    return [*told, peers, said, violations, dict(service.dropped)]
 
 
 @pytest.mark.parametrize("seed", range(4))

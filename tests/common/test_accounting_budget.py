@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from common.accounting import budget as budgets
 from common.accounting import gaussian
+from common.accounting import total as totals
 from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_messages
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
@@ -119,3 +121,22 @@ def test_a_budget_beyond_what_pld_is_asked_for_never_asks_pld_there(
         max(asked, default=0.0) < 70
     )  # a bracket below the answer may lie a little beyond the ceiling of 50
     assert keeps(budget, ReleaseKind(replace(mechanism, law=Gaussian(z)), 1333), 2)
+
+
+def test_a_calibration_ends_where_delta_is_above_the_chance_that_a_record_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any z keeps such a budget, and each smaller one takes PLD longer, and more memory."""
+    for module in (budgets, totals):
+        monkeypatch.setattr(module, "PLD_CEILING", 3.0)
+    budget, mechanism = Budget(1.0, 0.1), Mechanism(None, 1)  # drawn in 2 releases: 0.02
+    z = calibrate(budget, mechanism, releases=2, shard_size=100)
+    assert 0 < z < 1
+    assert keeps(budget, ReleaseKind(replace(mechanism, law=Gaussian(z)), 100), 2)
+
+
+@pytest.mark.parametrize("z", [5e-324, 1e-160, 1e155, 1e308])
+@pytest.mark.parametrize("batch", [8, 100])
+def test_a_multiplier_whose_square_is_no_float_is_refused_and_named(z: float, batch: int) -> None:
+    with pytest.raises(ConfigurationError, match=r"z = .*from 1e-100 to 1e\+100"):
+        total([Spent(kind(Gaussian(z), batch, 100), 5)], 1e-5)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+import os
+import sys
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +20,7 @@ from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.mechanism.mechanism import Mechanism
-from common.models.features import FeatureCache
+from common.models.features import FeatureCache, _head
 from common.noise.gaussian import Gaussian
 from tests.mechanism_support import NORMALISED, SHUFFLED, WITH_REPLACEMENT, truncated
 
@@ -43,6 +45,8 @@ NO_FIGURES = [
     "{",
     "[" * 50_000,
     "1e999",
+    "1e-300",
+    "1e300",
 ]
 
 
@@ -142,15 +146,41 @@ def test_every_input_and_the_accountant_itself_are_part_of_the_key(monkeypatch: 
     assert len(store.texts) == 11
 
 
-def test_a_law_whose_code_no_key_can_hold_is_not_kept() -> None:
-    @dataclass(frozen=True, slots=True)
-    class Mine(Gaussian):
-        pass
-
+@pytest.mark.parametrize("part", ["law", "sampler", "clipping", "work"])
+def test_what_has_code_that_no_key_can_hold_is_not_kept(part: str) -> None:
+    mechanism = replace(MECHANISM, law=Gaussian(1.0))
+    base: Any = type(getattr(mechanism, part))
+    mine = dataclass(frozen=True)(type("Mine", (base,), {"__module__": "mine"}))
+    values = {one.name: getattr(getattr(mechanism, part), one.name) for one in fields(base)}
+    other = ReleaseKind(replace(mechanism, **{part: mine(**values)}), 100)
     store = Texts()
     with kept_in(store):
-        max_charges(BUDGET, kind(), (Spent(ReleaseKind(replace(MECHANISM, law=Mine(1.0)), 100), 1),))
+        max_charges(BUDGET, kind(), (Spent(other, 1),))
     assert not store.texts
+
+
+def test_another_accountant_python_or_library_asks_by_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "__file__", str(tmp_path / "accounting/kept.py"))
+    sources = [
+        tmp_path / name for name in ("accounting/renyi.py", "noise/gaussian.py", "mechanism/work/own.py")
+    ]
+    for path in sources:
+        path.parent.mkdir(parents=True)
+        path.write_text("as it was")
+    accountant = kept._accountant.__wrapped__
+    names = {accountant()}
+    for number, path in enumerate(sources, start=2):
+        path.write_text("changed")
+        names.add(accountant())
+        assert len(names) == number, path
+    monkeypatch.setattr(sys, "version", "4.0")
+    names.add(accountant())
+    for changed in ("numpy", "scipy"):
+        monkeypatch.setattr(kept, "_version", lambda library, changed=changed: f"{library == changed}")
+        names.add(accountant())
+    assert len(names) == 7
 
 
 # -- on disk ----------------------------------------------------------------------------------------------
@@ -171,6 +201,9 @@ def test_a_text_on_disk_is_as_it_was_written_or_absent(tmp_path: Path) -> None:
         assert cache.read_text(KEY) is None
         file.write_bytes(whole[:place])
         assert cache.read_text(KEY) is None
+    made = b"\xff"  # no text, though its head is right
+    file.write_bytes(_head(file.name, "text", memoryview(made)) + made)
+    assert cache.read_text(KEY) is None
     file.write_bytes(whole)
     file.rename(file.with_name(f"{OTHER.hex()}.text"))  # of another question
     assert cache.read_text(OTHER) is None
@@ -191,6 +224,12 @@ def test_texts_are_bounded_and_links_and_folders_of_others_are_left_alone(
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     assert cache.read_text(KEY) is None
-    cache.folder.chmod(0o777)
+    me = os.geteuid()
     cache.write_text(OTHER, "1.0")
-    assert cache.read_text(OTHER) is None
+    with monkeypatch.context() as somebody:
+        somebody.setattr("os.geteuid", lambda: me + 1)
+        assert cache.read_text(OTHER) is None
+    assert cache.read_text(OTHER) == "1.0"
+    cache.folder.chmod(0o777)
+    cache.write_text(OTHER, "2.0")
+    assert cache.read_text(OTHER) == "1.0"

@@ -100,6 +100,21 @@ def test_where_delta_is_too_small_for_pld_rdp_stands_alone_and_says_so() -> None
     assert gaussian.pld(GaussianReleases(50.0, 0.5, 10_000), 1e-12, Adjacency.REPLACE_ONE) == math.inf
 
 
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_a_delta_of_which_rounding_would_take_more_than_half_has_no_pld(adjacency: Adjacency) -> None:
+    releases = GaussianReleases(50.0, 0.5, 1000)
+    assert gaussian.pld(releases, 1.9 * gaussian.rounding(releases), adjacency) == math.inf
+    assert math.isfinite(gaussian.pld(releases, 2.1 * gaussian.rounding(releases), adjacency))
+
+
+@pytest.mark.parametrize("mu", [0.03, 1.0, 40.0])
+def test_a_root_that_may_lie_either_side_is_moved_to_the_safe_one(mu: float) -> None:
+    for delta in (1e-3, 1e-9):
+        root = gaussian.epsilon_of_one(1 / mu, delta)
+        stated = gaussian.pld(GaussianReleases(1 / mu, 1.0, 1), delta, Adjacency.ZERO_OUT)
+        assert stated == 0 if root == 0 else stated - root >= 1e-12  # brentq's tolerance
+
+
 @pytest.mark.parametrize("delta", [1e-9, 1e-12, 1e-15])
 def test_a_budget_with_a_tiny_delta_is_kept(delta: float) -> None:
     budget = Budget(3.0, delta)

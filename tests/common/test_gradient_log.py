@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -160,3 +162,31 @@ def test_a_writer_never_goes_on_in_a_segment_of_another(tmp_path: Path) -> None:
     with pytest.raises(RecordsError, match=segment_name(1)):
         LogWriter(tmp_path, 7, N, 1, power=False)
     assert list(LogReader(tmp_path)) == ENTRIES
+
+
+def test_a_tail_that_was_made_to_take_hours_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mark in it claims to begin a record of all that is left, whose checksum is then computed."""
+    [path] = written(tmp_path, ENTRIES)
+    size, front = 64_000, struct.Struct("<4sBBHIQdI")
+    fronts = (front.pack(b"rec1", 1, 0, 0, size - at - 32, 1, 0.0, 0) for at in range(0, size, 32))
+    path.write_bytes(path.read_bytes() + b"".join(fronts))
+    parse, checked = gradient_log.parse_record, []
+    monkeypatch.setattr(gradient_log, "parse_record", lambda *of: checked.append(of) or parse(*of))
+    with pytest.raises(RecordsError, match="a record is damaged"):
+        list(LogReader(tmp_path))
+    assert len(checked) < 300
+
+
+@pytest.mark.parametrize("taken", [1, 31, 45, 60])
+def test_a_write_that_is_taken_in_parts_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    write = os.write
+    monkeypatch.setattr("os.writev", lambda file, parts: write(file, b"".join(parts)[:taken]))
+    monkeypatch.setattr("os.write", lambda file, part: write(file, part[:taken] if len(part) > 100 else part))
+    written(tmp_path, ENTRIES)
+    reader = LogReader(tmp_path)
+    assert list(reader) == ENTRIES
+    assert reader.torn is None

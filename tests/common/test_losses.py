@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.accounting import gaussian, renyi
 from common.accounting.gaussian import GaussianReleases, one_release, pld, rounding
-from common.accounting.losses import of_release
+from common.accounting.losses import Losses, of_release
 from common.accounting.total import ORDERS
 from common.mechanism.guarantee import Adjacency
 
@@ -134,3 +134,14 @@ def test_neither_a_total_nor_a_budget_imports_what_takes_long() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["by a sum", "by transforms"])
+def test_an_infinite_loss_of_any_release_is_one_of_all(few: bool) -> None:
+    """Together 1 − (1 − p)^R, whichever way the rest is composed."""
+    one = Losses(-1, np.array([0.2, 0.5, 0.2]), 0.1, few=few)
+    for count in (1, 2, 3, 7):
+        whole = one.composed(count)
+        assert whole.infinite == pytest.approx(1 - 0.9**count, rel=1e-12)
+        assert whole.infinite + whole.masses.sum() == pytest.approx(1, rel=1e-12)
+        assert whole.epsilon(whole.infinite * (1 - 1e-9)) == math.inf

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -268,3 +270,34 @@ def test_large_packets_come_out_whole_wherever_the_bytes_are_cut(size: int, firs
             while (packet := stream.take_publish()) is not None:
                 taken.append(packet)
     assert taken == [(f"edge/{n}".encode(), body) for n, body in enumerate(bodies)]
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=40), max_size=3), max_size=8),
+    st.lists(st.integers(0, 50), max_size=20),
+)
+def test_over_tls_messages_go_whole_and_what_was_begun_is_offered_again(
+    messages: list[list[bytes]], rooms: list[int]
+) -> None:
+    """TLS takes no gathered parts, and of a write that would block it wants the same bytes again."""
+    taken, offered, left = bytearray(), b"", list(rooms)
+
+    def send(content: bytes | memoryview) -> int:
+        nonlocal offered
+        assert bytes(content).startswith(offered)
+        room = left.pop() if left else 1000
+        if not room:
+            offered = bytes(content)
+            raise ssl.SSLWantWriteError
+        offered = b""
+        taken.extend(content[:room])
+        return min(room, len(content))
+
+    sock = Mock(spec=ssl.SSLSocket, send=send)
+    sock.sendmsg.side_effect = NotImplementedError
+    stream = PacketStream(sock, max_packet=1000, max_unsent=1 << 20)
+    for parts in messages:
+        assert stream.write(*parts)
+    while stream.unsent:
+        stream.flush()
+    assert bytes(taken) == b"".join(part for parts in messages for part in parts)
