@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Adjacency, Guarantee
+from common.mechanism.guarantee import LARGEST_COST, Adjacency, Guarantee
 from common.mechanism.mechanism import Mechanism
 from common.noise.law import NoiseLaw
 from common.own_code import asking
@@ -34,6 +34,8 @@ class ReleaseKind:
         mechanism, n = self.mechanism, self.shard_size
         if n < 1:
             raise ConfigurationError(f"shard_size = {n}: must be at least 1")
+        if n >= 1 << 63:
+            raise ConfigurationError("shard_size: must be less than 2^63")
         if n < mechanism.sampler.least_records(mechanism.batch_size):
             raise ConfigurationError(
                 f"batch_size = {mechanism.batch_size}: must be at most the shard's {n} records"
@@ -153,6 +155,8 @@ class Budget:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigurationError(f"total_epsilon = {self.epsilon}: must be finite and greater than 0")
+        if self.epsilon > LARGEST_COST:
+            raise ConfigurationError(f"total_epsilon = {self.epsilon}: must be at most {LARGEST_COST:g}")
         check_delta(self.delta)
 
 

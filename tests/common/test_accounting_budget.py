@@ -140,3 +140,12 @@ def test_a_calibration_ends_where_delta_is_above_the_chance_that_a_record_is_dra
 def test_a_multiplier_whose_square_is_no_float_is_refused_and_named(z: float, batch: int) -> None:
     with pytest.raises(ConfigurationError, match=r"z = .*from 1e-100 to 1e\+100"):
         total([Spent(kind(Gaussian(z), batch, 100), 5)], 1e-5)
+
+
+def test_a_budget_or_a_shard_beyond_floating_point_is_refused_and_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"total_epsilon = 1e\+300: must be at most 1e\+100"):
+        Budget(1e300, 1e-5)
+    with pytest.raises(ConfigurationError, match=r"shard_size: must be less than 2\^63"):
+        ReleaseKind(Mechanism(Gaussian(2.0), 1), 10**400)
+    with pytest.raises(ConfigurationError, match=r"noise_multiplier = .*must be a number"):
+        calibrate(Budget(1e100, 1e-5), Mechanism(None, 9), releases=3, shard_size=9)
