@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cloud import quick_way, service
 from cloud import recovery_log as history_module
-from cloud import service
 from cloud.admission import EdgeAccount
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged, JudgedGradient
@@ -34,8 +34,14 @@ def double() -> None:
     CloudServer.judge_gradient = forgetful  # type: ignore[method-assign]
 
 
+def only_the_pure_way() -> None:
+    """Leave no gradient to the quick way, where what is broken here is done by other code."""
+    quick_way.take = lambda *_: False
+
+
 def forget() -> None:
     """Apply and answer, and write nothing down."""
+    only_the_pure_way()
     write = History.event
     taken = 0
 
@@ -54,6 +60,7 @@ def twice() -> None:
     """Apply the first gradient after a resume two times."""
     if "--resume" not in sys.argv:
         return
+    only_the_pure_way()
     write, apply = History.event, CloudServer._apply
     due, done = False, False
 

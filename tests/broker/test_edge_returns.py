@@ -59,12 +59,22 @@ EdgeClient._perform = killed
 main()
 """
 
-# The program itself, on a disk that takes no file above 300 kB: a ledger's log reaches that after a few releases.
+# The program itself, on a disk that takes nothing beyond 300 kB of a file once the journal's two files have their room:
+# a few releases reach that.
 FULL = """
 import resource
+from edge import journal
 from mapa.cli import main
 
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+fill, filled = journal._fill, []
+
+def limited(*given):
+    fill(*given)
+    filled.append(given)
+    if len(filled) == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+
+journal._fill = limited
 main()
 """
 
