@@ -148,7 +148,7 @@ def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
     for name in ("cloud", "1"):
         (tmp_path / name).mkdir()
     (tmp_path / "1" / "e1").write_text("1\n")
-    values, credentials = scenario(edges=2, iterations=200), shipped.credentials("cloud")
+    values, credentials = scenario(edges=2, iterations=3000), shipped.credentials("cloud")
     with open_testbed(shipped.clouds, tmp_path / "cloud", values, credentials=credentials) as bed:
         ca = ("--tls-ca", str(shipped.authority.folder / "services.pem"))
         bed.edge("--accounts", str(tmp_path / "1"), *ca, broker=shipped.edges)
@@ -157,7 +157,7 @@ def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
         thrown_out = [f"test::{service.presence.nonce}", "cloud", "test:e1", "e1"]
         for client_id in thrown_out:  # what the presence and the topics tell every edge
             connect(shipped.edges, client_id, credentials=shipped.credentials("e2")).close()
-        assert bed.finish()["updates"] == 200
+        assert bed.finish()["updates"] == 3000
         assert service.traffic.lost_connections == 0
         assert not bed.events("edge_gone")
 
