@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cloud.algorithm import Update
-from common.messages import GradientApplied, SendModel, quick
+from common.messages import SendModel
 from common.quantities import EdgeId
 from common.records.gradient_log import Kind
 from common.wire import v1
@@ -46,32 +45,18 @@ def take(service: CloudService, edge_id: EdgeId, payload: bytes) -> bool:
     square = float(_vdot(gradient, gradient))
     if not square < math.inf:  # NaN, an infinity, or squares that leave float32
         return False
-    if account.reach < math.inf:
-        longest = account.reach * sensitivity
-        if server.terms.regularization:
-            longest += server.terms.regular_part(account.law, sensitivity, server.longest)
-        if not math.sqrt(square) <= longest:
-            return False
+    if account.reach < math.inf and server.is_too_long(account, math.sqrt(square), sensitivity):
+        return False
 
     now, records = service.loop.now(), service.records
     peer.heard(now)
     if service.history is not None:
         service.history.append(Kind.GRADIENT, server, now - records.began, payload, edge_id)
 
-    staleness, edge = t - version, account.index
-    update = (gradient, t, version, staleness, edge, account.law, account.moment, stage, sensitivity)
-    x, following = schedule.apply(server.model, quick(Update, update))
-    server.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
-    server.schedule = following
-    if staleness > server.tau_seen:
-        server.tau_seen = staleness
-    account.last_sequence = sequence
-    account.applied += 1
-    server.t = t + 1
-    fact = quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
+    fact = server.change(account, edge_id, sequence, version, sensitivity, gradient, stage)
     terms = server.terms
     due = terms.evaluate_every and t % terms.evaluate_every == 0
-    if following is not schedule or due or t >= terms.iterations or service.waits_for_disk:
+    if server.schedule is not schedule or due or t >= terms.iterations or service.waits_for_disk:
         service.answer([fact, *server.followed(account, t, schedule)], now)
         return True
     records.facts.append((now, fact))

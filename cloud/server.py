@@ -325,12 +325,10 @@ class CloudServer:
             refusal = "no-such-model"
         elif (stage := account.sent_models.stage_of(version, sensitivity)) is None:
             refusal = "sensitivity"
-        elif account.reach < math.inf:
-            longest = account.reach * sensitivity
-            if terms.regularization:
-                longest += terms.regular_part(account.law, sensitivity, self.longest)
-            if not (length(gradient) if norm is None else norm) <= longest:  # NaN fails too
-                refusal = "norm"
+        elif account.reach < math.inf and self.is_too_long(
+            account, length(gradient) if norm is None else norm, sensitivity
+        ):
+            refusal = "norm"
         return quick(JudgedGradient, (arrived, account, refusal, stage, True, True))
 
     def _has_news_for(self, account: EdgeAccount) -> bool:
@@ -361,29 +359,46 @@ class CloudServer:
             effects.append(self.send(account))
         return effects
 
+    def is_too_long(self, account: EdgeAccount, norm: float, sensitivity: float) -> bool:
+        """Return whether no honest edge's gradient has this norm; NaN is none's."""
+        longest = account.reach * sensitivity
+        if self.terms.regularization:
+            longest += self.terms.regular_part(account.law, sensitivity, self.longest)
+        return not norm <= longest
+
     def _apply(self, arrived: GradientArrived, account: EdgeAccount, stage: int) -> list[Effect]:
         """Lines 11-16: let the algorithm change x, then answer that edge alone."""
+        former, t = self.schedule, self.t
+        assert former is not None
         edge_id, sequence, version, sensitivity, gradient, _, _ = arrived
+        fact = self.change(account, edge_id, sequence, version, sensitivity, gradient, stage)
+        return [fact, *self.followed(account, t, former)]
+
+    def change(
+        self,
+        account: EdgeAccount,
+        edge_id: EdgeId,
+        sequence: int,
+        version: int,
+        sensitivity: float,
+        gradient: Vector,
+        stage: int,
+    ) -> GradientApplied:
+        """Let the algorithm change x by a gradient that was judged; return what is recorded of it."""
         schedule, t, edge = self.schedule, self.t, account.index
         assert schedule is not None
-        staleness = t - version
-        law, moment = account.law, account.moment
-        x, following = schedule.apply(
+        staleness, law, moment = t - version, account.law, account.moment
+        x, self.schedule = schedule.apply(
             self.model,
             quick(Update, (gradient, t, version, staleness, edge, law, moment, stage, sensitivity)),
         )
         self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
-        self.schedule = following
         if staleness > self.tau_seen:
             self.tau_seen = staleness
         account.last_sequence = sequence
         account.applied += 1
         self.t = t + 1
-        effects: list[Effect] = [
-            quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
-        ]
-        effects += self.followed(account, t, schedule)
-        return effects
+        return quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
 
     def followed(self, account: EdgeAccount, t: int, former: Algorithm) -> list[Effect]:
         """Return what follows from update t beside its record: an evaluation, the end, a stage, the next model."""
