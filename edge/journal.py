@@ -1,7 +1,7 @@
 """The debits of all edges of a process, made durable together: one write and one sync for a turn of the loop.
 
 A journal is two files, linked into the directory of every ledger that debits through it, so that such a directory holds
-all that its edge spent, whoever reads it next. Records are absolute: the newest of an account says what it has spent.
+all that its edge spent, for any later reader. Records are absolute: the newest of an account says what it has spent.
 When a file is full the other one is begun again with the newest record of every account; the full one stays untouched
 until then. `docs/decisions/0012-one-commit-for-many-edges.md` says why.
 """
@@ -29,7 +29,7 @@ MOST_MEMBERS = 32  # ledgers of one journal: each reads all of it when it is ope
 _MAGIC = b"MAPA journal 1\r\n"
 _HEAD = len(_MAGIC) + 16  # bytes before the first record: what it is, and its id
 _ROOM = 1 << 20  # bytes of a file before the other one is begun; more where messages are large:
-_ROUNDS, _MOST_ROOM = 8, 1 << 25  # so many times what begins a file, but no more than this; or twice that
+_ROUNDS, _MOST_ROOM = 8, 1 << 25  # room, as a multiple of what begins a file; at most this, or twice what begins it
 _ZEROS = bytes(1 << 16)
 # checksum of the rest; generation of the file, member, sequence, charges, acknowledged; lengths of what follows
 _RECORD = struct.Struct("<IQ16sqqqHHI")

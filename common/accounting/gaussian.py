@@ -201,7 +201,7 @@ def one_release(
 
 
 def _binomial_tail(successes: int, trials: int, rate: float) -> float:
-    """Return the probability of more than so many successes."""
+    """Return the probability of more successes than that."""
     tail = getattr(_needing_scipy("scipy.special._ufuncs"), "_binom_sf", None)
     if tail is None:  # a scipy that has it elsewhere
         tail = _needing_scipy("scipy.stats").binom.sf

@@ -42,7 +42,7 @@ class Losses:
     few: bool = False  # made of so few points that losses are multiples of the grid to the last bit
 
     def composed(self, count: int) -> Losses:
-        """Return what so many releases lose together."""
+        """Return the losses of `count` such releases together."""
         size = len(self.masses)
         if self.few and (count == 1 or (count < _FEW and size**count <= _FEW)):
             result = self

@@ -373,7 +373,7 @@ class MqttChannel:
                     else:
                         break
                 if packets < 2 and not stream.decrypted:
-                    break  # a read in vain costs as much as a turn of the loop
+                    break  # a read that finds nothing costs as much as a turn of the loop
             else:
                 if stream.decrypted:  # which no selector sees
                     self._loop.post(lambda: self._ready(READ))

@@ -126,7 +126,7 @@ def revoke(names: Names, folder: Folder = SECRETS) -> None:
     finally:  # a try that was interrupted may have left the broker's lists behind the register
         write_revocations(folder / "broker", authority)
     print(
-        f"revoked: {', '.join(names)}. A broker in a container ends their sessions within 10 seconds; another one"
+        f"revoked: {', '.join(names)}. A broker in a container ends their sessions within seconds; another one"
     )
     print(f"has to be started again. One on another host needs the new {folder / 'broker'}/*.crl")
 

@@ -45,7 +45,7 @@ def coded_bytes(coding: Coding, dimension: int) -> int:
 
 
 def coded_dimension(coding: Coding, size: int) -> int | None:
-    """Return N of a vector that takes so many bytes; None: none does."""
+    """Return N of a vector of this size in bytes; None: no vector has it."""
     whole = _SCALE.itemsize + BLOCK * coding.item.itemsize
     blocks = -(-size // whole)
     dimension = (size - _SCALE.itemsize * blocks) // coding.item.itemsize
