@@ -28,8 +28,9 @@ FILES = ("journal-0", "journal-1")
 MOST_MEMBERS = 32  # ledgers of one journal: each reads all of it when it is opened
 _MAGIC = b"MAPA journal 1\r\n"
 _HEAD = len(_MAGIC) + 16  # bytes before the first record: what it is, and its id
-_ROOM = 1 << 20  # bytes of a file before the other one is begun; more where messages are large:
-_ROUNDS, _MOST_ROOM = 8, 1 << 25  # room, as a multiple of what begins a file; at most this, or twice what begins it
+_ROOM = 1 << 20  # bytes of a file before the other one is begun; more where messages are large
+# Room as a multiple of what begins a file; at most this, or twice what begins it.
+_ROUNDS, _MOST_ROOM = 8, 1 << 25
 _ZEROS = bytes(1 << 16)
 # checksum of the rest; generation of the file, member, sequence, charges, acknowledged; lengths of what follows
 _RECORD = struct.Struct("<IQ16sqqqHHI")
