@@ -36,7 +36,11 @@ _PURE = {
 }
 PURE = [
     *(f"{folder}/{name}.py" for folder, names in _PURE.items() for name in names),
-    *(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "common/mechanism").rglob("*.py")),
+    *(
+        path.relative_to(REPOSITORY).as_posix()
+        for folder in ("common/mechanism", "common/secure")
+        for path in (REPOSITORY / folder).rglob("*.py")
+    ),
 ]
 LONGEST = 700  # lines of a file
 FORBIDDEN_IN_PURE = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -142,6 +143,11 @@ def encode(message: ColdMessage) -> bytes:
             raise LocalProtocolError(
                 f"welcome: scenario is not JSON-like or printable, or deeper than {v1.DEPTH_LIMIT}, or too large"
             )
+    return encode_by(schema, fields, limit)
+
+
+def encode_by(schema: type[v1.Message], fields: dict[str, Any], limit: int) -> bytes:
+    """Return the bytes of a cold message of any schema."""
     try:
         packed: bytes = msgpack.packb(schema.model_validate(fields).model_dump())
     except ValidationError as error:
@@ -149,6 +155,17 @@ def encode(message: ColdMessage) -> bytes:
     if len(packed) > limit:
         raise LocalProtocolError(f"{_kind(schema)}: {len(packed)} bytes, at most {limit}")
     return packed
+
+
+def decode_by(
+    schemas: Mapping[str, type[v1.Message]], payload: bytes, limit: int
+) -> tuple[str, dict[str, Any]]:
+    """Return kind and fields of a cold message of one of these schemas."""
+    unpacked = _unpack("message", payload, limit)
+    kind = unpacked["kind"]
+    if not isinstance(kind, str) or kind not in schemas:
+        raise RemoteProtocolError("message: of a kind that does not belong here")
+    return kind, _checked(schemas[kind], unpacked)
 
 
 def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
