@@ -14,7 +14,7 @@ from common.quantities import Vector
 class TrimmedMean(EdgeBuffer):
     """x moves by the mean of what is left of each coordinate without its f largest and f smallest values.
 
-    What f edges send, or fewer, stays in each coordinate between values of the others. With m = 2f + 1 it is the median.
+    What f edges send stays in each coordinate between values of the others. With m = 2f + 1 it is the median.
     """
 
     trim: int = option("f, values cut off at each end", 1, at_least=1, at_most=499)
