@@ -184,6 +184,7 @@ class Scenario(Table):
             iterations=self.updates,
             rule=SensitivityRule(table.rule),
             measure_tau=table.tau_max_from == "measured",
+            edges=self.workers,
             **{key: getattr(table, key) for key in keys},
         )
 
