@@ -31,6 +31,7 @@ class AlgorithmDescription(Description):
     needs_constants: bool  # L, σ, R and f₀
     requires: tuple[str, ...]  # keys of [algorithm] that must be given
     clipping: str | None  # the only privacy.clipping that it works with
+    takes_sums: bool  # means of sets of releases will do: it runs on secure sums
 
     def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
         """Return the value of every option of its own; ConfigurationError for any other key.
@@ -94,6 +95,7 @@ def description_of(name: str, made: Any, key: str = _KEY) -> AlgorithmDescriptio
         needs_constants=bool(getattr(made, "needs_constants", True)),
         requires=tuple(getattr(made, "requires", ())),
         clipping=getattr(made, "clipping", None),
+        takes_sums=bool(getattr(made, "takes_sums", False)),
         options=options_of(made, key),
         made=made,
     )

@@ -38,6 +38,10 @@ class RemoteProtocolError(MapaError):
     """A peer violated the protocol; the message is dropped and counted, the service continues."""
 
 
+class ForgedMessageError(RemoteProtocolError):
+    """A message that nothing proves to be its sender's, or one that came before: it says nothing about that sender."""
+
+
 class BrokerUnavailableError(MapaError):
     """No broker can be reached; the connection is retried with backoff."""
 

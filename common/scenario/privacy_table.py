@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from common.errors import ConfigurationError, nearest
 from common.mechanism.clipping import CLIPPINGS, Clipping
+from common.mechanism.grid import LEAST_BITS, MOST_BITS
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
 from common.noise.registry import LawDescription, describe_law, laws_with
 from common.scenario.tables import (
@@ -37,7 +38,7 @@ class PrivacyTable(Table):
 
     # parameters of the law and their limits, options of the clipping: `check` does
     model_config = ConfigDict(extra="allow")
-    later = ("pace", *_OF_PACE)
+    later = ("pace", *_OF_PACE, "grid", "colluding")
 
     noise: str = Field(
         "gaussian", min_length=1, max_length=200, description="the law of the noise; or package.module:Class"
@@ -80,6 +81,20 @@ class PrivacyTable(Table):
         None, description="with pace = own: R_k beside z_k; filled in when a run is assembled; cycled"
     )
 
+    grid: int | None = Field(
+        None,
+        ge=LEAST_BITS,
+        le=MOST_BITS,
+        description="releases are integers: C is 2^grid steps, and rounding is counted; absent: floating-point numbers,"
+        " or with [secure] as fine as its sums allow",
+    )
+    colluding: int = Field(
+        0,
+        ge=0,
+        le=1023,
+        description="with [secure] a: edges that may tell the cloud their noise; less than m",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _lists(cls, values: Any) -> Any:
@@ -115,6 +130,8 @@ class PrivacyTable(Table):
                 f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
         self._check_pace(calibrated, given=given)
+        if self.grid is not None and self.scope != "all":
+            raise ValueError(f"privacy.grid = {self.grid}: not with privacy.scope = {self.scope!r}")
         for parameter in law.options:
             for value in self._values(parameter.name):
                 parameter.checked(f"privacy.{parameter.name}", value)

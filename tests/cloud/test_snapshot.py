@@ -41,6 +41,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fedbuff": {"algorithm": {"name": "tests.algorithms.fedbuff:FedBuff", **RATE}},
     "averaged": {"algorithm": {"name": "tests.algorithms.averaged:Averaged"}},
     "fedasync": {"algorithm": {"name": "fedasync", "mix": "model", "mixing": 0.5, "window": 5, **RATE}},
+    "krum": {"algorithm": {"name": "krum", "buffer": 5, **RATE}, "edges": 5},
+    "norm-cap": {"algorithm": {"name": "norm-cap", **RATE}},
+    "trimmed-mean": {"algorithm": {"name": "trimmed-mean", "buffer": 3, **RATE}},
     "adam-tail": {"algorithm": {"name": "adam", "average": "tail", "average_from": 0.1, **RATE}},
     "tuning-free": {
         "algorithm": {"name": "tuning-free", "rate": 0.3},
