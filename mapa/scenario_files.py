@@ -38,7 +38,7 @@ def find_scenario(name: str) -> Path:
         return shipped
     near = nearest(name, shipped_names())
     raise ConfigurationError(
-        f"scenario = {name!r}: no such file, and not shipped, as quickstart is (`mapa scenarios` lists them){near}"
+        f"scenario = {name!r}: no such file, and no shipped scenario (as quickstart is; see `mapa scenarios`){near}"
     )
 
 
