@@ -30,6 +30,7 @@ _PURE = {
     "edge": ("policy", "worker", "session"),
     "common": ("problem", "quantities", "messages", "errors", "options"),
     "common/noise": ("law", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry"),
+    "common/wire": ("signatures", "sessions", "guards"),
     "common/wire/codings": ("coding", "float16", "int8", "registry"),
     "mapa/dashboard": ("series",),
     "mapa/helper": ("helper",),

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.own_code import allowing
 from common.records.layout import HALT_OWED, RESUME
 from mapa import output
@@ -52,7 +52,9 @@ def list_runs(
 ) -> None:
     """List the runs of a folder, the newest first."""
     if sort not in SORT_KEYS:
-        raise ConfigurationError(f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}")
+        raise ConfigurationError(
+            f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}{nearest(sort, SORT_KEYS)}"
+        )
     if not runs.is_dir():
         raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
     wanted = {"scenario": scenario, "algorithm": algorithm, "engine": engine}
