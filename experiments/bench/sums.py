@@ -54,6 +54,7 @@ class _Parties:
             modulus_bits=32,
             law="gaussian",
             noise_multiplier=1.0,
+            clip=1.0,
         )
         self.edges = {EdgeId(f"edge-{k}"): RunKey(secrets.token_bytes(KEY_BYTES)) for k in range(m)}
         self.pairs = {
