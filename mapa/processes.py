@@ -86,7 +86,7 @@ _CONNECTION = (
     *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "IDENTITY", "METRICS_PORT", "METRICS_ADDRESS"),
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
-RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
+RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA", "SUSPEND")  # of a cloud that goes on with a run
 CLOUD = (
     *(*RESUMED, *_PRIVACY, "EDGES", "EDGES_AT_LEAST", "GATHER", "ITERATIONS", "SEED", "LINKS"),
     "STARTED_BY",
