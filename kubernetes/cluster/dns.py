@@ -14,11 +14,13 @@ _EVERY = 1.0  # seconds between two looks at the Services
 
 
 def question(packet: bytes) -> tuple[str, int, int]:
-    """Return name, type and end of a query's one question."""
+    """Return name, type and end of a query's one question; IndexError where there is none."""
     labels, at = [], _HEADER.size
     while length := packet[at]:
         labels.append(packet[at + 1 : at + 1 + length].decode("ascii").lower())
         at += 1 + length
+    if at + 5 > len(packet):
+        raise IndexError
     return ".".join(labels), int.from_bytes(packet[at + 1 : at + 3], "big"), at + 5
 
 
