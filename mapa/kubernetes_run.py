@@ -113,7 +113,7 @@ class Fleet:
             "kind": "Kustomization",
             "namespace": namespace,
             "resources": [os.path.relpath(self.overlay.resolve(), place.resolve()), "secrets.json"],
-            "images": [{"name": name, "newName": image} for name, image in self.images.items()],
+            "images": [{"name": name, **_image(image)} for name, image in self.images.items()],
             "replicas": [{"name": EDGE, "count": self.edges}],
             "patches": patches,
             **({"configMapGenerator": [self._scenarios(place)]} if self.files else {}),
@@ -141,6 +141,15 @@ class Fleet:
             namespace(
                 "create", "--kustomize", folder
             )  # an applied object has its text as an annotation, too small
+
+
+def _image(image: str) -> dict[str, str]:
+    """Return an image's name, tag and digest as kustomize takes them."""
+    tagged, _, digest = image.partition("@")
+    folder, slash, last = tagged.rpartition("/")
+    name, _, tag = last.partition(":")
+    found = {"newName": f"{folder}{slash}{name}", "newTag": tag, "digest": digest}
+    return {key: value for key, value in found.items() if value}
 
 
 def _secret(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:

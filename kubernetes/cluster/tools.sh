@@ -46,7 +46,7 @@ packages() {
 }
 
 kubernetes() {
-  go=$cache/root/usr/lib/go-1.19 tree=$cache/go/src/k8s.io/kubernetes stamp=k8s.io/component-base/version
+  go=$cache/root/usr/lib/go-1.19 tree=$cache/go/src/k8s.io/kubernetes stamp=k8s.io/kubernetes/vendor/k8s.io/component-base/version
   export GOROOT="$go" GOPATH="$cache/go" GOCACHE="$cache/gocache" GO111MODULE=off GOPROXY=off CGO_ENABLED=0 GOFLAGS=
   if [ ! -f "$tree/.generated" ]; then
     rm -rf "$cache/source" "$tree"

@@ -79,6 +79,29 @@ def test_nothing_secret_is_in_a_manifest_and_nothing_blocks_a_drain(place: str) 
     assert objects["StatefulSet", "cloud"]["spec"]["replicas"] == 1
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        "mapa-edge",
+        "eclipse-mosquitto:2",
+        "lab:5000/a/mapa-edge",
+        "lab:5000/a/mapa-edge:1",
+        "a/b@sha256:" + "0" * 64,
+    ],
+)
+def test_an_image_of_any_form_is_what_runs(tmp_path: Path, image: str) -> None:
+    fleet = Fleet(
+        MANIFESTS / "single-node",
+        1,
+        {},
+        {"mapa-edge-cnn": image},
+        dict.fromkeys((EDGE, "cloud", "broker"), "1Gi"),
+    )
+    fleet.write(tmp_path, "here")
+    edge = kustomized(tmp_path)["StatefulSet", "edge"]["spec"]["template"]["spec"]
+    assert edge["containers"][0]["image"] == image
+
+
 def test_a_run_is_told_to_an_overlay_and_renders(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("edges = 20\n")
     fleet = Fleet(
