@@ -179,7 +179,7 @@ class MqttChannel:
             self._stream.max_packet = max_packet
 
     def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
-        self._last_size = size = sum(map(len, payload))
+        self._last_size = size = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if qos:
             taken = self._client.publish_acknowledged(topic, b"".join(payload), retain)
             self._push()
