@@ -26,7 +26,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from mapa.authority import Authority, Role
 from mapa.brokers import accepts, find_mosquitto
-from tests.broker.site_support import Session, Site, context
+from tests.broker.site_support import Session, Site, context, text
 from tests.program_support import PATIENCE, eventually
 
 pytestmark = [
