@@ -18,6 +18,7 @@ from cloud.algorithm import (
 )
 from cloud.server import CloudServer
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS
 from common.noise.registry import noise_law
@@ -41,7 +42,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        most_samples=most_samples(scenario),
+        most_samples=most_samples(scenario.mechanism(None)),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,
         steps=scenario.work.releases(),
@@ -52,9 +53,13 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
     )
 
 
-def most_samples(scenario: Scenario) -> float:
-    """Return how many samples each batch of a message holds at most, but with a probability below 1e-12."""
-    return scenario.sampler.most_rows(scenario.batch_size, TAIL_NATS + math.log(scenario.work.releases()))
+def most_samples(mechanism: Mechanism) -> float:
+    """Return how many samples of norm C are as long as each batch of a message at most; ∞: that is not known.
+
+    But with a probability below 1e-12, by which a batch may have more rows.
+    """
+    b, nats = mechanism.batch_size, TAIL_NATS + math.log(mechanism.steps)
+    return b * mechanism.clipping.length_over_clip(mechanism.sampler.most_rows(b, nats), b)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
