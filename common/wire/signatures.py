@@ -135,7 +135,7 @@ class Trust:
             raise ForgedMessageError("its sender's certificate was revoked")
 
     def _valid(self, authority: str, certificate: bytes, name: str) -> Holder:
-        """Return the holder of a certificate; ForgedMessageError where it is not this one's, not now or not any more."""
+        """Return a certificate's holder; ForgedMessageError where it is not this one's, not now or not any more."""
         if not 0 < len(certificate) <= _LONGEST_CERTIFICATE:
             raise ForgedMessageError(f"a certificate of {len(certificate)} bytes")
         holder = self._holder(authority, certificate)
