@@ -18,7 +18,10 @@ REFUSALS = (
     *("no-such-model", "norm", "sensitivity", "sequence", "stranger"),
 )
 HELLO_REFUSALS = ("epsilon-floor", "fleet-full", "halted", "incarnation", "ledger-lost", "mechanism")
-DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained", "too-often")
+DROPPED = (
+    *("forged", "gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained"),
+    "too-often",
+)
 STATES = ("present", "away", "left")
 
 
