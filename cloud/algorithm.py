@@ -50,6 +50,7 @@ class PublicNumbers(NamedTuple):
     noise_multiplier: float  # z of an update: RMS over the updates that are planned
     feature_length: float | None  # ℓ of the model; None: it has none
     model: str  # its name
+    delay: int = 0  # updates of x between a gradient's model and the gradient, where edges take turns
 
 
 def descend(x: Vector, gradient: Vector, rate: float) -> Vector:
@@ -71,6 +72,7 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
+    takes_sums: ClassVar[bool] = False  # its C never changes, and the mean of a set of releases will do
     clipping: ClassVar[str | None] = None  # the only privacy.clipping that it takes; None: any but quantile
 
     def settled(self, numbers: PublicNumbers) -> Self:  # noqa: ARG002

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.errors import LocalProtocolError
+from common.errors import LocalProtocolError, RemoteProtocolError
 from common.mechanism.clipping import check_bound
+from common.mechanism.grid import Integers
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.part import check_vector
 from common.mechanism.sampler import check_draw
@@ -51,7 +53,16 @@ class EdgeWorker:
     def check(self, received: ModelReceived) -> None:
         """Raise RemoteProtocolError where no release could be private under the ΔS that was received."""
         if self.mechanism.law is not None:
-            check_bound(self.mechanism.batch_size * received.sensitivity / 2)
+            self._check_bound(self.mechanism.batch_size * received.sensitivity / 2)
+
+    def _check_bound(self, bound: float) -> None:
+        """Refuse a C that no noise follows, or with sums another than the agreed one: theirs is for that alone."""
+        check_bound(bound)
+        grid = self.mechanism.grid
+        if grid is not None and grid.clip and not math.isclose(bound, grid.clip, rel_tol=1e-9):
+            raise RemoteProtocolError(
+                f"clipping bound bΔS/2 = {bound:g}: the terms of this run's sums say {grid.clip:g}"
+            )
 
     def receive(self, received: ModelReceived) -> GradientMade:
         """Lines 3-8: make the next gradient on the model that was received."""
@@ -74,7 +85,7 @@ class EdgeWorker:
         mechanism = self.mechanism
         bound, steps = mechanism.batch_size * sensitivity / 2, mechanism.steps
         if mechanism.law is not None:
-            check_bound(bound)
+            self._check_bound(bound)
         draws = iter(range((n - 1) * steps + 1, n * steps + 1))
 
         def release(x: Vector) -> NoisyGradient:
@@ -116,7 +127,10 @@ class EdgeWorker:
         if ":" in mechanism.clipping.name:
             check_vector(mechanism.clipping, "privacy.clipping", clipped, self.model.dimension)
         rng = self.streams.at(self.index, Purpose.NOISE, n)
-        released = perturb(clipped, law, sensitivity, self.noised, rng)
+        if mechanism.grid is not None:
+            released = on_grid(clipped, mechanism, law, sensitivity, rng)
+        else:
+            released = perturb(clipped, law, sensitivity, self.noised, rng)
         # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
         # that the noise is too small to hide.
         released += np.float32(self.regularization) * x
@@ -141,6 +155,33 @@ def perturb(
     released = gradient.astype(np.float32)
     released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
     return NoisyGradient(released)
+
+
+def integers(
+    gradient: ClippedGradient,
+    mechanism: Mechanism,
+    law: NoiseLaw,
+    sensitivity: float,
+    rng: np.random.Generator,
+) -> Integers:
+    """Return rint(s·Σ clipped g) + noise, what is released on a grid; with sums, what is masked."""
+    grid, b = mechanism.grid, mechanism.batch_size
+    assert grid is not None
+    total = np.multiply(gradient, b, dtype=np.float64)
+    return grid.release(total, law.parameters["noise_multiplier"], b * sensitivity / 2, rng)
+
+
+def on_grid(
+    gradient: ClippedGradient,
+    mechanism: Mechanism,
+    law: NoiseLaw,
+    sensitivity: float,
+    rng: np.random.Generator,
+) -> NoisyGradient:
+    """Return the same as a mean in float32: of the integers alone, so whatever is rounded here tells nothing more."""
+    made, grid, b = integers(gradient, mechanism, law, sensitivity, rng), mechanism.grid, mechanism.batch_size
+    assert grid is not None
+    return NoisyGradient((made / (grid.scale(b * sensitivity / 2) * b)).astype(np.float32))
 
 
 def worker_for(

@@ -71,6 +71,11 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
+        if scenario.secure is not None:
+            raise ConfigurationError(
+                f"secure.at_least = {scenario.secure.at_least}: sums are simulated so far, by `mapa simulate` with"
+                " --engine events; no service opens them yet"
+            )
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it

@@ -75,6 +75,7 @@ class Parties:
             "modulus_bits": self.bits,
             "law": "gaussian",
             "noise_multiplier": 1.5,
+            "clip": 1.0,
         }
         return Terms(**{**terms, **changes})  # type: ignore[arg-type]
 

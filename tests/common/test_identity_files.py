@@ -63,5 +63,5 @@ def test_an_identity_serves_the_one_that_it_names(members: Members, tmp_path: Pa
     with pytest.raises(ConfigurationError, match="is the identity of 'e1', not of 'cloud'"):
         identity.cloud_guard(tmp_path / "both", RunId("r"), LIFE, "0" * 16)
     (tmp_path / "cloud" / "edges.pem").unlink()
-    with pytest.raises(ConfigurationError, match="edges.pem: cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"edges\.pem: cannot be read"):
         identity.cloud_guard(tmp_path / "cloud", RunId("r"), LIFE, "0" * 16)
