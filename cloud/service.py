@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 
 from cloud import quick_way
+from cloud.admission import BANS
 from cloud.evaluation import Evaluations, Evaluator
 from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
@@ -268,11 +269,16 @@ class CloudService:
             elif self.quick and quick_way.take(self, edge_id, payload):
                 return
             arrived = codec.decode_gradient(edge_id, plain, size)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             self.dropped["gradient"] += 1
+            self._ban(topic, "banned-malformed", str(error))
             raise
         judged, now = self.server.judge_gradient(arrived), self.loop.now()
-        if judged.is_new or self._may_be_answered(edge_id, now):
+        if judged.refusal == "sequence" and self._ban(
+            topic, "banned-sequence", f"sequence {arrived.sequence}"
+        ):
+            judged = self.server.judge_gradient(arrived)
+        if (judged.is_new and judged.refusal is None) or self._may_be_answered(edge_id, now):
             self.peers.heard(edge_id, now)
             self.answer(self._take(judged, payload, now), now)
 
@@ -301,8 +307,12 @@ class CloudService:
         try:
             address = parse_edge_topic(topic)
             leave = codec.decode_leave(address.edge_id, payload)
-        except RemoteProtocolError:
+            if leave.reason in BANS:
+                raise RemoteProtocolError(f"leave: {leave.reason!r} is the cloud's to say")
+        except RemoteProtocolError as error:
             self.dropped["leave"] += 1
+            if not topic.endswith(EdgeTopic.WILL.value):  # which a broker sends when it likes
+                self._ban(topic, "banned-malformed", str(error))
             raise
         if address.leaf is EdgeTopic.WILL:  # whatever the will says: the broker speaks, not the edge
             leave = Leave(address.edge_id, "lost", leave.nonce)
@@ -313,6 +323,18 @@ class CloudService:
         if leave.on_purpose:
             self.peers.leaves(leave.edge_id, leave.nonce)
         self.answer(self._take(self.server.judge(leave), b"", now), now)
+
+    def _ban(self, topic: str, reason: str, what: str) -> bool:
+        """Ban an edge for the run where a message is proven to be its own; return whether it was."""
+        if not self.authentic:
+            return False
+        edge_id = parse_edge_topic(topic).edge_id
+        account = self.server.edges.get(edge_id)
+        if account is None or account.left:
+            return False
+        self._warn(f"{edge_id}: banned for the rest of the run: {BANS[reason]} ({what})")
+        self._leave(Leave(edge_id, reason, account.nonce))
+        return True
 
     def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
         """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""
