@@ -26,7 +26,10 @@ HELLO_REFUSALS = (
     "ledger-lost",
     "mechanism",
 )
-DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained", "too-often")
+DROPPED = (
+    *("forged", "gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained"),
+    "too-often",
+)
 STATES = ("present", "away", "left")
 
 

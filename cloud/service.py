@@ -15,7 +15,7 @@ from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged
 from common import messages
-from common.errors import RemoteProtocolError
+from common.errors import ForgedMessageError, RemoteProtocolError
 from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
 from common.quantities import EdgeId, RunId
 from common.randomness import CounterStreams, Purpose
@@ -26,7 +26,14 @@ from common.telemetry.family import Buckets
 from common.transport.channel import UNREAD, Channel, Loop, RetainedMessageError
 from common.wire import codec
 from common.wire.codings.registry import Marked, compress, expand, marked
-from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
+from common.wire.topics import (
+    EdgeTopic,
+    edge_topic,
+    every_edge,
+    halt_topic,
+    parse_edge_topic,
+    presence_topic,
+)
 from common.wire.v1 import HEADER_BYTES
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
@@ -234,6 +241,11 @@ class CloudService:
         """Count messages that never reached the methods below."""
         if isinstance(error, RetainedMessageError):
             self.dropped["retained"] += 1
+        elif isinstance(error, ForgedMessageError):
+            self.dropped["forged"] += 1
+            self._warn(f"dropped a message on {topic}: {error}")
+            if topic in (presence_topic(self.run), halt_topic(self.run)):
+                self.presence.restore()  # it may be retained in the place of ours
         elif topic == UNREAD:
             self.dropped["packet"] += 1
             self.presence.restore()  # its topic is unknown: it may have replaced either
