@@ -20,8 +20,8 @@ user {user}
 per_listener_settings {per_listener}
 {common}persistence false
 set_tcp_nodelay true
-# bytes of one message: 40 + 4N for N parameters, and a little more; a packet has a topic beside it, and a larger one ends
-# its connection before it takes memory
+# bytes of one message: 40 + 4N for N parameters, and a little more; a packet has a topic beside it, and a larger one
+# ends its connection before it takes memory
 message_size_limit 1048576
 max_packet_size 1052672
 # of one client; what waits beyond it is dropped
@@ -79,8 +79,8 @@ PASSWORDS, CLOUD_PASSWORDS = "passwords", "passwords-cloud"
 ACL = """\
 # User names are edge ids: each edge has its own branch and no other.
 # It writes its gradients, reads its models, and can publish neither a model nor a halt.
-# `mapa certs init --run`, or start.sh where RUN is set, puts a run's name in the place of `+`: under any name an edge could
-# retain without bound.
+# `mapa certs init --run`, or start.sh where RUN is set, puts a run's name in the place of `+`: under any name an edge
+# could retain without bound.
 user cloud
 topic readwrite mapa/v1/#
 
