@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError, MapaError
-from mapa.authority import CLOUD, Authority, Identity, Role, members
+from mapa.authority import CLOUD, Authority, Role, members
 from mapa.broker_files import write_broker
 
 MANIFESTS = Path(__file__).parents[1] / "kubernetes" / "overlays"
@@ -166,22 +166,21 @@ def identities(folder: Path, edges: int) -> dict[str, dict[str, bytes]]:
     authority = Authority.create(folder / "authority", ["broker"])
     write_broker(folder / "broker", authority)
 
-    def files(identity: Identity, before: str = "") -> dict[str, bytes]:
-        return {
-            f"{before}key.pem": identity.key,
-            f"{before}cert.pem": identity.certificate,
-            "ca.pem": identity.authority,
-        }
+    def issued(name: str, role: Role) -> dict[str, bytes]:
+        authority.issue(name, role).write(folder / name)
+        return {path.name: path.read_bytes() for path in (folder / name).iterdir()}
 
     of_edges: dict[str, bytes] = {}
     for name in members(EDGE, edges):
-        of_edges |= files(authority.issue(name, Role.EDGE), f"{name}.")
+        of_edges |= {
+            key if key == "ca.pem" else f"{name}.{key}": one for key, one in issued(name, Role.EDGE).items()
+        }
     if sum(map(len, of_edges.values())) > _SECRET:
         raise ConfigurationError(
             f"edges = {edges}: their identities do not fit in one Secret; let them enrol"
         )
     broker = {path.name: path.read_bytes() for path in (folder / "broker").iterdir()}
-    return {"broker": broker, CLOUD: files(authority.issue(CLOUD, Role.CLOUD)), "edges": of_edges}
+    return {"broker": broker, CLOUD: issued(CLOUD, Role.CLOUD), "edges": of_edges}
 
 
 def followed(

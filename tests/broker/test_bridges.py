@@ -94,7 +94,7 @@ def test_a_bridge_is_cut_for_a_minute_and_every_update_counts_once(network: Any)
         assert vm.start(once).wait(PATIENCE) == 0, vm.log(len(vm.children) - 1)
     vm.start("env -C secrets/broker mosquitto -c mosquitto.conf")
     settings = f"--edges 4 --edges-at-least 4 --iterations {_UPDATES} --set 'links=[{{delay_ms = 20.0}}]'"
-    identity = "--broker localhost:8884 --identity secrets/cloud"
+    identity = "--broker localhost:8884 --identity secrets/cloud --authentic"
     cloud = vm.start(f"mapa cloud quickstart {settings} --run first {identity}")
     for number, host in enumerate((north, south), start=1):
         site(vm, host, host.folder.name, number)

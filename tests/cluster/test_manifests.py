@@ -125,7 +125,7 @@ def test_a_run_is_told_to_an_overlay_and_renders(tmp_path: Path) -> None:
     assert edge["template"]["spec"]["containers"][0]["resources"]["limits"] == {"memory": "600Mi"}
     assert {one["metadata"]["namespace"] for one in objects.values()} == {"here"}
     secrets = {name: one["data"].keys() for (kind, name), one in objects.items() if kind == "Secret"}
-    assert secrets["cloud"] == {"key.pem", "cert.pem", "ca.pem"}
+    assert secrets["cloud"] == {"key.pem", "cert.pem", "ca.pem", "edges.pem"}
     assert {"edge-0.key.pem", "edge-19.cert.pem", "ca.pem"} <= secrets["edges"]
     assert {"mosquitto.conf", "acl", "server.pem", "server.key"} <= secrets["broker"]
     assert not [
