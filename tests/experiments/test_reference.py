@@ -61,6 +61,7 @@ ROW = Row(
     seed=1,
     accuracy=0.98,
     stated_epsilon=2.99,
+    own_epsilon=2.97,
     delta=1e-5,
     updates=1496,
     releases=1500,
