@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.options import Value, options_of, resolved
 from common.own_code import Catalogue, Description, about
 
@@ -42,9 +42,10 @@ class AlgorithmDescription(Description):
         values = {key: value for key, value in given.items() if value is not None}
         for key, value in values.items():
             if key not in known and value != _UNSET.get(key):
-                allowed = ", ".join([*shared, *sorted(known)]) or "none"
+                allowed = [*shared, *sorted(known)]
                 raise ConfigurationError(
-                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are {allowed}"
+                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are"
+                    f" {', '.join(allowed) or 'none'}{nearest(key, allowed)}"
                 )
         return resolved(self.options, values, "algorithm", f"{_KEY} = {self.name!r}")
 

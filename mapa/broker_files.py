@@ -80,6 +80,9 @@ pattern write mapa/v1/+/edge/%u/leave
 pattern write mapa/v1/+/edge/%u/will
 pattern read mapa/v1/+/edge/%u/welcome
 pattern read mapa/v1/+/edge/%u/model
+pattern write mapa/v1/+/helper/%u/hello
+pattern write mapa/v1/+/helper/%u/reply
+pattern read mapa/v1/+/helper/%u/ask
 pattern read mapa/v1/+/halt
 pattern read mapa/v1/+/cloud
 """

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.mechanism.clipping import CLIPPINGS, Clipping
 from common.mechanism.grid import LEAST_BITS, MOST_BITS
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
@@ -173,8 +173,9 @@ class PrivacyTable(Table):
             named = " or ".join(repr(one) for one in laws)
             return f"privacy.{key} = {value!r}: requires privacy.noise = {named}, not {self.noise!r}"
         known = [one for one in type(self).model_fields if not laws_with(one)]
-        allowed = ", ".join((*known, *law.names, *law.limits, *self._clipping_names))
-        return f"privacy.{key} = {value!r}: unknown key; allowed with noise = {self.noise!r} are {allowed}"
+        known += [*law.names, *law.limits, *self._clipping_names]
+        allowed = f"allowed with noise = {self.noise!r} are {', '.join(known)}{nearest(key, known)}"
+        return f"privacy.{key} = {value!r}: unknown key; {allowed}"
 
     def _values(self, key: str) -> list[Any]:
         given: list[Any] | None = getattr(self, key, None)

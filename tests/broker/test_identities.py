@@ -176,6 +176,30 @@ def test_an_edge_writes_and_reads_its_own_branch_alone(site: Site) -> None:
         assert edge.message() == ("mapa/v1/r/edge/e1/model", b"x")
 
 
+def test_a_helper_writes_and_reads_its_own_branch_alone(site: Site) -> None:
+    with (
+        Session(site.clouds, context(site.identity("cloud", Role.CLOUD), site), "cloud-nonce") as cloud,
+        Session(site.clouds, context(site.identity("h1", Role.HELPER), site)) as helper,
+    ):
+        cloud.subscribe("mapa/v1/#")
+        for leaf in (
+            "helper/h2/reply",
+            "helper/h2/hello",
+            "helper/h1/ask",
+            "edge/e1/gradient",
+            "halt",
+            "cloud",
+        ):
+            helper.publish(f"mapa/v1/r/{leaf}", b"forged")
+        for leaf in ("hello", "reply"):
+            helper.publish(f"mapa/v1/r/helper/h1/{leaf}", b"own")
+            assert cloud.message() == (f"mapa/v1/r/helper/h1/{leaf}", b"own")
+        helper.subscribe("#")
+        for leaf in ("helper/h2/ask", "edge/e1/gradient", "helper/h1/reply", "helper/h1/ask"):
+            cloud.send(0x30, text(f"mapa/v1/r/{leaf}") + b"x")
+        assert helper.message() == ("mapa/v1/r/helper/h1/ask", b"x")
+
+
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_edges_behind_a_firewall_have_the_same_identities_over_websocket(
     site: Site, connect: Callable[..., Any], size: int
