@@ -114,7 +114,6 @@ def markdown(rows: Sequence[Row]) -> str:
             "method",
             *(f"ε = {epsilon:g}" for epsilon in epsilons),
             "stated ε",
-            "own ε",
             "updates",
             "MB",
         ]
@@ -142,7 +141,6 @@ def between(values: Sequence[float], form: str = ".3f") -> str:
 def costs(rows: Sequence[Row]) -> list[str]:
     return [
         between([row.stated_epsilon for row in rows]),
-        between([row.own_epsilon for row in rows]),
         between([row.updates for row in rows], ".0f"),
         between([row.megabytes for row in rows], ".0f"),
         between([row.virtual_seconds for row in rows], ".1f"),
