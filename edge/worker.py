@@ -17,7 +17,15 @@ from common.mechanism.sampler import check_draw
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets, feature_length
 from common.noise.law import NoiseLaw
-from common.quantities import ClippedGradient, EdgeId, Indices, NoisyGradient, Vector, is_finite
+from common.quantities import (
+    ClippedGradient,
+    EdgeId,
+    Indices,
+    NoisyGradient,
+    PerSampleGradients,
+    Vector,
+    is_finite,
+)
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario
@@ -103,11 +111,42 @@ class EdgeWorker:
                 check_vector(mechanism.work, "local.work", made, x.size, finite=finite)
         return made
 
+    def integers(self, received: ModelReceived) -> Integers:
+        """Return the next release as the integers that secure sums mask; λx is public, and the cloud's to add."""
+        self.sequence += 1
+        x, sensitivity, law = received.model, received.sensitivity, self.mechanism.law
+        self._check_bound(self.mechanism.batch_size * sensitivity / 2)
+        if law is None or self.mechanism.grid is None or self.mechanism.steps != 1:
+            raise LocalProtocolError("integers of a release that has no noise, no grid, or several steps")
+        with np.errstate(over="ignore", invalid="ignore"):
+            clipped = self._clipped(x, sensitivity, self.sequence, law)
+            rng = self.streams.at(self.index, Purpose.NOISE, self.sequence)
+            return integers(clipped, self.mechanism, law, sensitivity, rng)
+
     def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         """Return g̃ at x, with the n-th batch and noise."""
-        mechanism, shard = self.mechanism, self.shard
+        mechanism = self.mechanism
         b, law = mechanism.batch_size, mechanism.law
-        sampler = mechanism.sampler
+        if law is None:
+            mean = self._gradients(x, n).weighted_sum(None)
+            mean /= np.float32(b)
+            mean += np.float32(self.regularization) * x
+            return NoisyGradient(mean)
+        clipped = self._clipped(x, sensitivity, n, law)
+        rng = self.streams.at(self.index, Purpose.NOISE, n)
+        if mechanism.grid is not None:
+            released = on_grid(clipped, mechanism, law, sensitivity, rng)
+        else:
+            released = perturb(clipped, law, sensitivity, self.noised, rng)
+        # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
+        # that the noise is too small to hide.
+        released += np.float32(self.regularization) * x
+        return released
+
+    def _gradients(self, x: Vector, n: int) -> PerSampleGradients:
+        """Return the gradients of the n-th batch at x."""
+        mechanism, shard = self.mechanism, self.shard
+        b, sampler = mechanism.batch_size, mechanism.sampler
         drawn = sampler.draw(self.streams, self.index, n, len(shard), b)
         if ":" in sampler.name:  # of one's own: its statement is checked against what it draws
             check_draw(sampler, drawn, len(shard), b)
@@ -118,23 +157,15 @@ class EdgeWorker:
         )
         if self.diagnose is not None:
             self.diagnose(n, float(np.linalg.norm(gradients.weighted_sum(None))) / b)
-        if law is None:
-            mean = gradients.weighted_sum(None)
-            mean /= np.float32(b)
-            mean += np.float32(self.regularization) * x
-            return NoisyGradient(mean)
-        clipped = mechanism.clipping.clip(gradients, b * sensitivity / 2, b, law.norm)
-        if ":" in mechanism.clipping.name:
-            check_vector(mechanism.clipping, "privacy.clipping", clipped, self.model.dimension)
-        rng = self.streams.at(self.index, Purpose.NOISE, n)
-        if mechanism.grid is not None:
-            released = on_grid(clipped, mechanism, law, sensitivity, rng)
-        else:
-            released = perturb(clipped, law, sensitivity, self.noised, rng)
-        # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
-        # that the noise is too small to hide.
-        released += np.float32(self.regularization) * x
-        return released
+        return gradients
+
+    def _clipped(self, x: Vector, sensitivity: float, n: int, law: NoiseLaw) -> ClippedGradient:
+        """Return the clipped mean of the n-th batch at x."""
+        b, clipping = self.mechanism.batch_size, self.mechanism.clipping
+        clipped = clipping.clip(self._gradients(x, n), b * sensitivity / 2, b, law.norm)
+        if ":" in clipping.name:
+            check_vector(clipping, "privacy.clipping", clipped, self.model.dimension)
+        return clipped
 
 
 def perturb(

@@ -270,12 +270,17 @@ def open_cloud(
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
     )
-    offline = encode(Presence(False, nonce, server.incarnation))
+    offline, guard = encode(Presence(False, nonce, server.incarnation)), None
+    if credentials.identity is not None:
+        from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
+
+        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
         credentials=credentials,
-        will=Will(presence_topic(run), offline, retain=True),
+        will=Will(presence_topic(run), offline, retain=True).proven_by(guard),
+        guard=guard,
         max_packet=packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
@@ -291,6 +296,7 @@ def open_cloud(
         say=view.say,
         gather=gather,
         nonce=nonce,
+        authentic=guard is not None,
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None

@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 _PURE = {
     "cloud": ("stages", "algorithm", "admission", "server", "snapshot", "secure_sums"),
-    "edge": ("policy", "worker", "session"),
+    "edge": ("policy", "worker", "session", "masking"),
     "common": ("problem", "quantities", "messages", "errors", "options"),
     "common/noise": ("law", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry"),
     "common/wire": ("signatures", "sessions", "guards"),

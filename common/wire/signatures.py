@@ -24,7 +24,7 @@ from common.secure.boxes import RunKey
 
 EDGES, SERVICES = "edges", "services"  # the authorities of a testbed
 CLOUD = "cloud"  # the name of the cloud's certificate, which no helper has
-_DOMAIN = b"mapa/v1 signed\0"
+_DOMAIN, _STATEMENT = b"mapa/v1 signed\0", b"mapa/v1 statement\0"
 # nonce of the signer's process | its X25519 key | signature | bytes of the certificate before them | mark
 _END = struct.Struct(">8s32s64sH4s")
 _MARK = b"\xc1sig"  # begins with the one byte that no MessagePack has
@@ -80,6 +80,10 @@ class Signer:
         end = (self.nonce, self.run_key.public, self._private.sign(said), len(self.certificate), _MARK)
         return body + self.certificate + _END.pack(*end)
 
+    def statement(self, content: bytes) -> tuple[bytes, bytes]:
+        """Return the certificate and a signature of what is neither a message nor of one process."""
+        return self.certificate, self._private.sign(_STATEMENT + content)
+
 
 class Trust:
     """The authorities by which one side knows the others."""
@@ -107,22 +111,40 @@ class Trust:
         if not 0 < length <= min(at, _LONGEST_CERTIFICATE):
             raise ForgedMessageError(f"a certificate of {length} bytes")
         body, certificate = payload[: at - length], payload[at - length : at]
-        holder = self._holder(authority, certificate)
-        if holder.name != name:
-            raise ForgedMessageError(f"signed by another than {name!r}")
-        if not holder.since <= self._now() < holder.until:
-            raise ForgedMessageError(f"the certificate of {name!r} is not valid now")
-        self.check(authority, holder.serial)
+        holder = self._valid(authority, certificate, name)
         try:
             holder.key.verify(signature, _said(topic, nonce, key, certificate, body))
         except InvalidSignature as error:
             raise ForgedMessageError(f"not as {name!r} signed it") from error
         return Signed(body, nonce, key, certificate, holder.serial)
 
+    def vouches(
+        self, authority: str, name: str, certificate: bytes, content: bytes, signature: bytes
+    ) -> bool:
+        """Return whether the one who has this name from this authority has signed a statement."""
+        try:
+            holder = self._valid(authority, certificate, name)
+            holder.key.verify(signature, _STATEMENT + content)
+        except (ForgedMessageError, InvalidSignature):
+            return False
+        return True
+
     def check(self, authority: str, serial: int) -> None:
         """Raise ForgedMessageError where a certificate was revoked."""
         if (authority, serial) in self._revoked():
             raise ForgedMessageError("its sender's certificate was revoked")
+
+    def _valid(self, authority: str, certificate: bytes, name: str) -> Holder:
+        """Return a certificate's holder; ForgedMessageError where it is not this one's, not now or not any more."""
+        if not 0 < len(certificate) <= _LONGEST_CERTIFICATE:
+            raise ForgedMessageError(f"a certificate of {len(certificate)} bytes")
+        holder = self._holder(authority, certificate)
+        if holder.name != name:
+            raise ForgedMessageError(f"signed by another than {name!r}")
+        if not holder.since <= self._now() < holder.until:
+            raise ForgedMessageError(f"the certificate of {name!r} is not valid now")
+        self.check(authority, holder.serial)
+        return holder
 
     def _holder(self, authority: str, certificate: bytes) -> Holder:
         """Return whom a certificate of an authority is of; checked once."""

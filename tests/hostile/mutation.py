@@ -39,7 +39,7 @@ FLOATS = (0.0, -0.0, 5e-324, 1e-300, 1.5, -1.0, 1e38, 1.7976931348623157e308, ma
 LONGEST = 70_000  # bytes of a text that is too long for everything but a list of helpers
 TEXTS = (
     "", "\0", "a" * 33, "a" * 129, "A", "ä", "\u202e", "\x1b]0;owned\x07", "../../etc/passwd", "NaN", "1", "-1",
-    "e" * LONGEST, "gaussian", "hello", "leave", "halt", "budget", "lost", "0123456789abcdef", "torch:Tensor", "%s{0}",
+    "e" * LONGEST, "gaussian", "hello", "leave", "halt", "budget", "lost", "0123456789abcdef", "no.such:Class", "%s{0}",
 )  # fmt: skip
 BYTES = (b"", b"\0" * 8, b"\xff" * 300, b"x" * 32, b"x" * 64)
 RAW = tuple(

@@ -10,7 +10,7 @@ import pytest
 from common.errors import RemoteProtocolError
 from tests.common.test_wire_codec import VALID
 from tests.hostile.decoding import Target, decoder
-from tests.hostile.live import Outcome, with_our_configuration, without_rules
+from tests.hostile.live import Outcome, where_all_is_signed, with_our_configuration, without_rules
 from tests.hostile.load import GROUPS, hostile_load
 from tests.hostile.mutation import Form, Mutator
 from tests.program_support import require_mosquitto
@@ -46,11 +46,14 @@ def test_a_seed_has_its_mutants() -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", [with_our_configuration, without_rules])
+@pytest.mark.parametrize(
+    "attack",
+    [with_our_configuration, where_all_is_signed, pytest.param(without_rules, marks=pytest.mark.extended)],
+)
 def test_a_run_under_mutants_on_every_topic_reaches_its_end(
     attack: Callable[[Path, int, int], Outcome], tmp_path: Path
 ) -> None:
     require_mosquitto()
-    outcome = attack(tmp_path, 7, 1500)
+    outcome = attack(tmp_path, 7, 1000)
     assert outcome.faults == []
-    assert outcome.reached["refused"] > 50
+    assert outcome.reached["refused"] + outcome.reached["dropped forged"] > 50
