@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from common.records.reader import Record, read_events
+from mapa.authority import CLOUD
 from mapa.kubernetes_run import EDGE, MANIFESTS, Fleet, KubernetesError, Namespace, followed
-from mapa.processes import CLOUD
 from tests.program_support import assert_each_once, run_mapa
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(1800)]
