@@ -15,7 +15,7 @@ from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged
 from common import messages
-from common.errors import ForgedMessageError, RemoteProtocolError
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
 from common.quantities import EdgeId, RunId
 from common.randomness import CounterStreams, Purpose
@@ -241,6 +241,8 @@ class CloudService:
         """Count messages that never reached the methods below."""
         if isinstance(error, RetainedMessageError):
             self.dropped["retained"] += 1
+        elif isinstance(error, TooOftenError):
+            self.dropped["too-often"] += 1
         elif isinstance(error, ForgedMessageError):
             self.dropped["forged"] += 1
             self._warn(f"dropped a message on {topic}: {error}")

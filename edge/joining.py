@@ -35,7 +35,7 @@ from edge.own_data import OwnData
 from edge.policy import OperatorPolicy, Proposal
 from edge.session import EXIT_FAILED, EXIT_REFUSED, Ending, Prepared, SayHello, Signal
 from edge.shards import shard_for
-from edge.worker import EdgeWorker, Shard, worker_for
+from edge.worker import EdgeWorker, Shard, known_powers_of, worker_for
 
 MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
@@ -169,7 +169,12 @@ class Membership:
             law,
             edge_id=admission.edge_id,
             index=index,
-            shard=Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64)),
+            shard=Shard(
+                features,
+                model.targets(labels),
+                np.arange(len(rows), dtype=np.int64),
+                known_powers_of(model, law, features),
+            ),
             streams=streams_for(admission.seed),
             sequence=ledger.last_sequence(self.run),
         )

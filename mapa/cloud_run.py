@@ -7,6 +7,7 @@ import ctypes
 import gc
 import shlex
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from cloud.metrics import EVERY, SECONDS, read_cloud
 from cloud.presence import Inquiry
 from cloud.recovery_log import History
 from cloud.resume import begin_history, resume_service
-from cloud.service import CloudService
+from cloud.service import Allowance, CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
 from common.errors import (
@@ -283,7 +284,14 @@ def open_cloud(
     if credentials.identity is not None:
         from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
 
-        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
+        spoken = Allowance(scenario.testbed.resend_after)
+        guard = cloud_guard(
+            credentials.identity,
+            run,
+            server.incarnation,
+            nonce,
+            lambda edge: spoken.grant(edge, time.monotonic()),
+        )
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),

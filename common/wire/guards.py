@@ -7,7 +7,9 @@ them, leaves, wills, halts and presence are signed, since they come before a ses
 
 from __future__ import annotations
 
-from common.errors import ForgedMessageError, RemoteProtocolError
+from collections.abc import Callable
+
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Bytes
@@ -24,21 +26,24 @@ from common.wire.topics import (
     probe_topic,
 )
 
+MaySpeak = Callable[[EdgeId], bool]
 _PROCESSES = 4  # of one edge whose sessions are kept; a broker may repeat the hellos of old ones
 
 
 class CloudGuard:
     """The cloud's: one session for each process of an edge that has said hello."""
 
-    def __init__(self, run: RunId, incarnation: int, signer: Signer, trust: Trust) -> None:
+    def __init__(
+        self, run: RunId, incarnation: int, signer: Signer, trust: Trust, may_speak: MaySpeak = lambda _: True
+    ) -> None:
+        """`may_speak`: asked before a signature of an edge is checked, which costs more than to send it."""
         self._run, self._incarnation, self._signer, self._trust = run, incarnation, signer, trust
+        self._may_speak = may_speak
         self._of_clouds = {halt_topic(run), presence_topic(run), clouds_topic(run)}
         self._probe = probe_topic(run)
         self.side = Side(signer.nonce, signer.run_key.public, signer.certificate)
         self._sessions: dict[EdgeId, dict[bytes, Session]] = {}  # by the nonce of the edge's process
-        self._of_gradients: dict[
-            str, dict[bytes, Session]
-        ] = {}  # the same by topic: it comes back at every update
+        self._of_gradients: dict[str, dict[bytes, Session]] = {}  # the same by topic, for every update
         self._welcomed: dict[EdgeId, Session] = {}  # whom models are for
 
     def seal(self, topic: str, *payload: Bytes) -> tuple[Bytes, ...] | None:
@@ -69,6 +74,8 @@ class CloudGuard:
         _, edge_id, leaf = parse_edge_topic(topic)
         if leaf is EdgeTopic.GRADIENT:
             raise ForgedMessageError("gradient: of no session")
+        if not self._may_speak(edge_id):
+            raise TooOftenError(f"{leaf.value}: too many of this edge")
         signed = self._trust.verified(topic, payload, EDGES, edge_id)
         if leaf is EdgeTopic.HELLO:
             self._hears(edge_id, signed)
