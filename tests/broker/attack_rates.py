@@ -1,7 +1,7 @@
 """What each attack of a valid account leaves of a run's rate: windows with and without it, in turn, in one run.
 
-`python -m tests.broker.attack_rates [MODEL]`: a broker as `mapa certs` writes it, a cloud, five edges with links of 5 ms
-each way, and the attacker, on whatever cores there are.
+`python -m tests.broker.attack_rates [MODEL]`: a broker as `mapa certs` writes it, a cloud, five edges
+with links of 5 ms each way, and the attacker, on whatever cores there are.
 """
 
 from __future__ import annotations
