@@ -44,7 +44,15 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import encode, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
+from common.wire.v1 import (
+    COLD_LIMIT,
+    HEADER_BYTES,
+    ITEMS_LIMIT,
+    PROOF_LIMIT,
+    bounded,
+    packet_limit,
+    payload_limit,
+)
 from mapa.brokers import SizeProbe, check_message_size
 from mapa.budget import Say
 from mapa.processes import on_signals
@@ -207,7 +215,8 @@ class CloudRun:
         """Make sure that no other cloud serves the run, then begin its log or bring it back from there."""
         service, directory = self.service, self.directory
         inquiry.ask(self.loop, service.say)
-        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, self.setting.probe_bytes)
+        size = self.setting.probe_bytes + (PROOF_LIMIT if service.authentic else 0)
+        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, size)
         check_message_size(probe, broker, self.loop, service.say)
         if history is not None:
             begin = resume_service if resumed else begin_history
