@@ -20,6 +20,7 @@ from cloud.server import CloudServer
 from cloud.sums import summed
 from common.errors import ConfigurationError
 from common.mechanism.grid import fitting
+from common.mechanism.mechanism import Mechanism
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS
 from common.noise.registry import noise_law
@@ -43,7 +44,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        most_samples=most_samples(scenario),
+        most_samples=most_samples(scenario.mechanism(None)),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,
         steps=scenario.work.releases(),
@@ -54,9 +55,13 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
     )
 
 
-def most_samples(scenario: Scenario) -> float:
-    """Return how many samples each batch of a message holds at most, but with a probability below 1e-12."""
-    return scenario.sampler.most_rows(scenario.batch_size, TAIL_NATS + math.log(scenario.work.releases()))
+def most_samples(mechanism: Mechanism) -> float:
+    """Return how many samples of norm C are as long as each batch of a message at most; ∞: that is not known.
+
+    But with a probability below 1e-12, by which a batch may have more rows.
+    """
+    b, nats = mechanism.batch_size, TAIL_NATS + math.log(mechanism.steps)
+    return b * mechanism.clipping.length_over_clip(mechanism.sampler.most_rows(b, nats), b)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -118,7 +123,7 @@ def with_grid(scenario: Scenario, model: Model) -> Scenario:
     table, privacy = scenario.secure, scenario.privacy
     if table is None or None not in (table.clip, table.modulus_bits, privacy.grid):
         return scenario
-    rows = most_samples(scenario)
+    rows = most_samples(scenario.mechanism(None))
     z = max(privacy.given["noise_multiplier"])
     fit = fitting(table.at_least, rows, z, model.dimension, wanted=privacy.grid)
     bound = begun(scenario, model).sensitivity * scenario.batch_size / 2

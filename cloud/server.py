@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
+from cloud.admission import BANS, FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
 from cloud.sums import within
 from common import messages
@@ -307,6 +307,8 @@ class CloudServer:
             return JudgedGradient(arrived, None, "stranger")
         if incarnation != self.incarnation:
             return JudgedGradient(arrived, account, "incarnation")
+        if account.left in BANS:
+            return JudgedGradient(arrived, account, "banned")
         last = account.last_sequence
         if sequence <= last or sequence > max(last, account.announced) + 1:
             returns = not account.present and not account.left
@@ -350,7 +352,7 @@ class CloudServer:
         effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal or "")]
         if self.halted is not None:
             effects.append(self.halted)
-        elif account is None or refusal in ("incarnation", "sequence"):
+        elif account is None or refusal in ("incarnation", "banned", "sequence"):
             effects.append(
                 messages.Refuse(
                     arrived.edge_id, "stranger", "send a hello first", incarnation=self.incarnation

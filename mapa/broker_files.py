@@ -20,11 +20,16 @@ user {user}
 per_listener_settings {per_listener}
 {common}persistence false
 set_tcp_nodelay true
-# bytes of one message: 40 + 4N for N parameters, and a little more
+# bytes of one message: 40 + 4N for N parameters, and a little more; a packet has a topic beside it, and a larger one
+# ends its connection before it takes memory
 message_size_limit 1048576
+max_packet_size 1052672
+# of one client; what waits beyond it is dropped
 max_inflight_messages 100
 max_queued_messages 10000
 max_queued_bytes 67108864
+# a session that outlives its connection, which no client of ours asks for
+persistent_client_expiration 1d
 sys_interval 0
 log_dest stdout
 log_type error
@@ -36,11 +41,15 @@ connection_messages false
 # For edges. A client's id is its user name, whatever it says: nobody throws out another under its client id.
 listener {edges_port}
 {edges}use_username_as_clientid true
+# whoever reaches the port can hold connections, until 90 s without a CONNECT: the cloud must find a descriptor left, so
+# `ulimit -n` is to be above the limits of both listeners together
+max_connections 2000
 
 # The same, as MQTT over WebSocket, for edges behind a firewall.
 listener {websocket_port}
 protocol websockets
 {edges}use_username_as_clientid true
+max_connections 2000
 
 # For clouds, whose client ids tell them apart. No edge's certificate or password is worth anything here.
 listener {cloud_port}
@@ -70,7 +79,8 @@ PASSWORDS, CLOUD_PASSWORDS = "passwords", "passwords-cloud"
 ACL = """\
 # User names are edge ids: each edge has its own branch and no other.
 # It writes its gradients, reads its models, and can publish neither a model nor a halt.
-# start.sh puts the run's name in the place of `+` where RUN is set: under any name an edge could retain without bound.
+# `mapa certs init --run`, or start.sh where RUN is set, puts a run's name in the place of `+`: under any name an edge
+# could retain without bound.
 user cloud
 topic readwrite mapa/v1/#
 
@@ -88,8 +98,13 @@ pattern read mapa/v1/+/cloud
 """
 
 
-def write_broker(folder: Path, authority: Authority, *, by_password: bool = False) -> None:
-    """Write what a broker needs; an own `mosquitto.conf` or `acl` of the operator's stays as it is."""
+def write_broker(
+    folder: Path, authority: Authority, *, by_password: bool = False, run: str | None = None
+) -> None:
+    """Write what a broker needs; an own `mosquitto.conf` or `acl` of the operator's stays as it is.
+
+    `run`: the only run that edges may write to.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (folder / "server.pem").exists():
         issue_server(folder, authority)
@@ -112,7 +127,8 @@ def write_broker(folder: Path, authority: Authority, *, by_password: bool = Fals
         cloud_port=CLOUD_PORT,
         **listeners,
     )
-    for name, text in (("mosquitto.conf", configuration), ("acl", ACL)):
+    access = ACL if run is None else ACL.replace("/+/", f"/{run}/")
+    for name, text in (("mosquitto.conf", configuration), ("acl", access)):
         if not (folder / name).exists():
             write_private(folder / name, text.encode())
 
@@ -125,11 +141,13 @@ def issue_server(folder: Path, authority: Authority) -> None:
 
 
 def write_revocations(folder: Path, authority: Authority) -> None:
-    """Write the lists of what was revoked; of several writers the last one knows all."""
+    """Write the lists of what was revoked, for the cloud too; of several writers the last one knows all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    readers = [folder, *(place for place in [folder.parent / CLOUD] if (place / "edges.pem").exists())]
     with authority.locked():
         for issuer in ("edges", "services"):
-            write_private(folder / f"{issuer}.crl", authority.revocations(issuer))
+            for place in readers:
+                write_private(place / f"{issuer}.crl", authority.revocations(issuer))
 
 
 def write_passwords(folder: Path, passwords: Mapping[str, str]) -> None:

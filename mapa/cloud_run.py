@@ -296,6 +296,10 @@ def open_cloud(
     sums = scenario.secure is not None
     if sums and incarnation is not None:
         raise ConfigurationError("--resume: a run with [secure] cannot be resumed yet; start another one")
+    if sums and credentials.identity is not None:
+        raise ConfigurationError(
+            "--authentic: a run with [secure] has no signed messages of helpers yet; --no-authentic starts it without"
+        )
     server = server_for(
         scenario,
         setting.model,
@@ -304,13 +308,18 @@ def open_cloud(
         incarnation=new_incarnation() if incarnation is None else incarnation,
         sealed=sums,
     )
-    offline = encode(Presence(False, nonce, server.incarnation))
+    offline, guard = encode(Presence(False, nonce, server.incarnation)), None
+    if credentials.identity is not None:
+        from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
+
+        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
         credentials=credentials,
-        will=Will(presence_topic(run), offline, retain=True),
-        max_packet=max(packet_limit(setting.model.dimension), packet_limit(0, setting.payload_bytes)),
+        will=Will(presence_topic(run), offline, retain=True).proven_by(guard),
+        guard=guard,
+        max_packet=packet_limit(0, setting.payload_bytes) if sums else packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
     channel = MqttChannel(options, loop)
@@ -326,6 +335,7 @@ def open_cloud(
         gather=gather,
         nonce=nonce,
         sums=sums,
+        authentic=guard is not None,
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers and not sums else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from common.errors import RemoteProtocolError
@@ -220,3 +220,9 @@ class Will:
     payload: bytes
     qos: int = 1
     retain: bool = False
+
+    def proven_by(self, guard: Guard | None) -> Will:
+        """Return it as a guard lets others believe it."""
+        if guard is None:
+            return self
+        return replace(self, payload=b"".join(guard.seal(self.topic, self.payload) or ()))

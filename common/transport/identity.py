@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -34,25 +35,30 @@ class RevocationLists:
         self._issuers = {name: x509.load_pem_x509_certificate(pem) for name, pem in authorities.items()}
         self._read: dict[str, int] = {}  # when each was last changed, in nanoseconds
         self._revoked: frozenset[tuple[str, int]] = frozenset()
-        self._next = 0.0
-        self()
+        self._next = time.monotonic() + _LOOK_EVERY
+        for name in self._files:
+            self._look(name)
 
     def __call__(self) -> frozenset[tuple[str, int]]:
         if (now := time.monotonic()) >= self._next:
             self._next = now + _LOOK_EVERY
-            for name, path in self._files.items():
-                self._look(name, path)
+            for name in self._files:
+                with contextlib.suppress(ConfigurationError):  # half copied: the next look reads it
+                    self._look(name)
         return self._revoked
 
-    def _look(self, name: str, path: Path) -> None:
+    def _look(self, name: str) -> None:
         """Read a list that is new; one that is missing takes back nothing that was known to be revoked."""
+        path = self._files[name]
         try:
             changed = path.stat().st_mtime_ns
+            if self._read.get(name) == changed:
+                return
+            listed = x509.load_pem_x509_crl(path.read_bytes())
         except FileNotFoundError:
             return
-        if self._read.get(name) == changed:
-            return
-        listed = x509.load_pem_x509_crl(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path}: cannot be read ({error})") from error
         if not listed.is_signature_valid(self._issuers[name].public_key()):  # type: ignore[arg-type]
             raise ConfigurationError(f"{path}: is not signed by the authority of {name}")
         self._read[name] = changed
@@ -74,12 +80,21 @@ def edge_guard(folder: Path, run: RunId, edge_id: EdgeId, nonce: str) -> EdgeGua
     return EdgeGuard(run, edge_id, signer, trust)
 
 
+def name_of(folder: Path) -> str:
+    """Return whose identity it is."""
+    return _signer(folder, "0" * 16).name
+
+
 def _opened(folder: Path, nonce: str, files: Mapping[str, str]) -> tuple[Signer, Trust]:
     authorities = {name: _content(folder / file) for name, file in files.items()}
-    run_key = RunKey(secrets.token_bytes(32))
-    signer = Signer(_content(folder / "key.pem"), _content(folder / "cert.pem"), nonce, run_key)
+    signer = _signer(folder, nonce)
     trust = Trust(authorities, lambda: datetime.now(UTC), RevocationLists(folder, authorities))
     return signer, trust
+
+
+def _signer(folder: Path, nonce: str) -> Signer:
+    run_key = RunKey(secrets.token_bytes(32))
+    return Signer(_content(folder / "key.pem"), _content(folder / "cert.pem"), nonce, run_key)
 
 
 def _content(path: Path) -> bytes:

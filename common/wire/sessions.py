@@ -18,9 +18,10 @@ from common.quantities import EdgeId, RunId
 from common.secure.boxes import RunKey
 from common.secure.derivation import expanded, named
 from common.wire.signatures import digest
+from common.wire.v1 import SEAL_BYTES
 
 SEAL = struct.Struct(">8sQ16s")  # nonce of the edge's process | counter from 1 | tag
-SEAL_BYTES = SEAL.size
+assert SEAL.size == SEAL_BYTES
 GRADIENTS, MODELS = b"gradients\0", b"models\0"  # the two directions
 _LAST = 2**63  # counters end before
 

@@ -26,6 +26,7 @@ queued=$((64 * limit))
 
 configure() { # configure FROM TO
   sed -e "s/^message_size_limit .*/message_size_limit $limit/" -e "s/^max_queued_bytes .*/max_queued_bytes $queued/" \
+    -e "s/^max_packet_size .*/max_packet_size $((limit + 4096))/" \
     -e "s/^user .*/user ${owner%%:*}/" "$1" >"$2"
 }
 

@@ -208,7 +208,9 @@ def observe_command(
     )
     with SelectorLoop() as loop:
         channel = MqttChannel(how, loop)
-        recorder = reconstruction.record_payloads(channel, run, out, limit, on_full=loop.stop)
+        recorder = reconstruction.record_payloads(
+            channel, run, out, limit, on_full=loop.stop, sealed=how.credentials.identity is not None
+        )
         channel.connect(connection.connect_timeout, note)
         try:
             loop.run()

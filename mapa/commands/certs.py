@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from common.errors import ConfigurationError, require
-from common.wire.topics import is_name
+from common.wire.topics import is_name, run_id
 from mapa import output
 from mapa.authority import CLOUD, Authority, Role, members, write_private
 from mapa.broker_files import issue_server, write_broker, write_passwords, write_revocations
@@ -47,10 +47,19 @@ def init(
             "--passwords", help="edges and cloud have passwords, the simpler way, and no certificates"
         ),
     ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="the only run that edges may write to; absent: any, and then an edge can have the broker keep messages"
+            " without bound, unless docker/cloud.yml starts it",
+        ),
+    ] = None,
 ) -> None:
     """Make the authorities, and the folder that the broker reads."""
+    only = None if run is None else run_id(run)
     authority = Authority.create(folder / "authority", hosts)
-    write_broker(folder / "broker", authority, by_password=passwords)
+    write_broker(folder / "broker", authority, by_password=passwords, run=only)
     print(f"{folder / 'broker'}: for the broker, which is started there: mosquitto -c mosquitto.conf")
     print(f"{folder / 'authority'}: signs; keep it, and keep it from other hosts")
     if passwords:
@@ -61,6 +70,7 @@ def init(
 def cloud(folder: Folder = SECRETS) -> None:
     """Make the cloud's identity."""
     _issue(folder, folder / CLOUD, CLOUD, Role.CLOUD)
+    write_revocations(folder / "broker", Authority(folder / "authority"))  # the cloud reads the lists, too
 
 
 @app.command("edge")
@@ -262,4 +272,4 @@ def _check_others(folder: Path, place: str, names: list[str]) -> None:
 
 def _issue(folder: Path, place: Path, name: str, role: Role) -> None:
     Authority(folder / "authority").issue(name, role).write(place)
-    print(f"{place}: key.pem, cert.pem, ca.pem")
+    print(f"{place}: key.pem, cert.pem, ca.pem{'' if role is Role.EDGE else ', edges.pem'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,10 +19,12 @@ from common.secure.boxes import RunKey
 from common.wire.codec import encode, new_nonce
 from common.wire.guards import CloudGuard, EdgeGuard
 from common.wire.signatures import EDGES, SERVICES, Signer, Trust
-from common.wire.topics import EdgeTopic, clouds_topic, halt_topic, presence_topic, probe_topic
+from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic, probe_topic
 from mapa.authority import Authority, Role
 from tests.guard_support import LIFE, Members, gradient, model, sealed
 
+GOLDEN = Path(__file__).parent.parent / "golden" / "v1"
+INCARNATION = 8877665544332211  # of the golden messages
 RUN, PRESENCE, HALT = RunId("r"), presence_topic(RunId("r")), halt_topic(RunId("r"))
 ONLINE = encode(Presence(True, "0" * 16, LIFE))
 
@@ -191,7 +194,7 @@ def test_repeated_hellos_and_welcomes_leave_the_session_as_it_is(members: Member
     edge.join(cloud)
     assert not refused(cloud, edge.topic(EdgeTopic.GRADIENT), edge.gradient())
     many = [members.edge("e1") for _ in range(9)]
-    for hello in (first, *(one.hello() for one in many), first):
+    for hello in (first, *(one.hello() for one in many)):
         cloud.open(edge.topic(EdgeTopic.HELLO), hello)
     for welcome in (old, stale):
         edge.guard.open(edge.topic(EdgeTopic.WELCOME), welcome)
@@ -204,8 +207,10 @@ def test_an_edge_that_connects_anew_under_its_nonce_agrees_anew(members: Members
     cloud, edge = members.cloud(), members.edge()
     edge.join(cloud)
     stale = edge.gradient()
+    old = edge.hello()
     edge.guard = members.edge("e1", nonce=edge.nonce).guard
     edge.join(cloud)
+    cloud.open(edge.topic(EdgeTopic.HELLO), old)  # of the same nonce, with the former key
     assert refused(cloud, edge.topic(EdgeTopic.GRADIENT), stale)
     assert not refused(cloud, edge.topic(EdgeTopic.GRADIENT), edge.gradient())
 
@@ -337,3 +342,28 @@ def test_an_identity_that_is_none_is_said_before_anything_starts(members: Member
     with pytest.raises(ConfigurationError, match="identity"):
         Trust({EDGES: b"x"}, lambda: datetime.now(UTC))
     assert Signer(identity.key, identity.certificate, "0" * 16, key).name == "e1"
+
+
+def test_the_bytes_of_proofs_are_those_of_version_1() -> None:
+    """Keys, certificates and the moment are fixed, so is all that follows: for edges in other languages, too."""
+    golden = json.loads((GOLDEN / "proofs.json").read_text())
+    pem = {name: text.encode() for name, text in golden["pem"].items()}
+    now = datetime.fromisoformat(golden["read at"])
+    trust = Trust({EDGES: pem["edges"], SERVICES: pem["services"]}, lambda: now)
+
+    def signer(name: str) -> Signer:
+        key = RunKey(bytes.fromhex(golden["X25519"][name]))
+        return Signer(pem[f"{name} key"], pem[f"{name} certificate"], golden["nonces"][name], key)
+
+    run, edge_id = RunId("golden"), EdgeId("edge-1")
+    edge, cloud = (
+        EdgeGuard(run, edge_id, signer("edge"), trust),
+        CloudGuard(run, INCARNATION, signer("cloud"), trust),
+    )
+    for kind, text in golden["proven"].items():
+        says: CloudGuard | EdgeGuard = edge if kind in ("hello", "gradient") else cloud
+        hears: CloudGuard | EdgeGuard = cloud if says is edge else edge
+        topic, proven = edge_topic(run, edge_id, EdgeTopic(kind)), bytes.fromhex(text)
+        body = (GOLDEN / f"{kind}.msgpack").read_bytes()
+        assert hears.open(topic, proven) == body, kind
+        assert sealed(says, topic, body) == proven, kind

@@ -34,7 +34,8 @@ from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.wire import codec
 from common.wire.codings.registry import compress
-from common.wire.topics import EdgeTopic, edge_topic
+from common.wire.guards import CloudGuard, EdgeGuard
+from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
 from edge.session import Phase
 from mapa.authority import Authority, new_key, signing_request
 from mapa.enrolment import EnrolmentServer
@@ -42,6 +43,8 @@ from mapa.simulation.simulator import World
 from tests.cloud_support import service_on
 from tests.core_support import small_dataset, small_scenario
 from tests.edge_support import CLOUD, LIFE, Stage, private_scenario
+from tests.guard_support import Members, Speaker, sealed
+from tests.guard_support import model as a_model
 from tests.hostile.decoding import Target, packets
 from tests.hostile.mutation import Form
 from tests.memory_broker import MemoryBroker, MemoryChannel
@@ -280,6 +283,77 @@ class EdgeBed:
                 corpus,
                 lambda payload, deliver=deliver: self.take(deliver, payload),
             )
+
+
+# -- the guards between a service and its channel -------------------------------------------------------
+
+
+class GuardBed:
+    """A cloud and an edge that believe what is proven alone, and what another edge says to lend parts of it."""
+
+    def __init__(self, folder: Path) -> None:
+        members = Members(Authority.create(folder / "members", ["localhost"]))
+        self.cloud, self.edge, self.other = members.cloud(), members.edge("e1"), members.edge("e2")
+        self.edge.join(self.cloud)
+        self.other.join(self.cloud)
+        self.true = b""  # what the mutants at hand were made of
+
+    def says(self, leaf: EdgeTopic | None, topic: str) -> list[bytes]:
+        """Return what its sender says on a topic now, and what another edge would hear or say there."""
+        if leaf is None:
+            body = self._of_cloud(topic)
+            self.true, other = (
+                sealed(self.cloud, topic, body),
+                sealed(self.cloud, clouds_topic(RunId("r")), body),
+            )
+            return [self.true, self.true, other]
+        self.true, other = (self._said(speaker, leaf) for speaker in (self.edge, self.other))
+        return [self.true, self.true, other]
+
+    def _said(self, speaker: Speaker, leaf: EdgeTopic) -> bytes:
+        topic = speaker.topic(leaf)
+        match leaf:
+            case EdgeTopic.HELLO:
+                return speaker.hello()
+            case EdgeTopic.GRADIENT:
+                return speaker.gradient()
+            case EdgeTopic.MODEL:
+                return sealed(self.cloud, topic, a_model())
+            case EdgeTopic.WELCOME:
+                return sealed(self.cloud, topic, speaker.welcome())
+            case _:
+                leave = codec.encode(Leave(EdgeId(speaker.name), "lost", speaker.nonce))
+                return sealed(speaker.guard, topic, leave)
+
+    @staticmethod
+    def _of_cloud(topic: str) -> bytes:
+        if topic.endswith("halt"):
+            return codec.encode(Halt("finished", 9, LIFE))
+        return codec.encode(Presence(False, CLOUD, LIFE, over=True))
+
+    def take(self, guard: CloudGuard | EdgeGuard, topic: str, payload: bytes) -> bool:
+        """Tell whether a mutant is believed, which only what was said may be; the true message must then still be."""
+        try:
+            body = guard.open(topic, payload)
+        except RemoteProtocolError:
+            assert guard.open(topic, self.true), "the true message is no longer believed"
+            return False
+        assert payload == self.true or not body, "what nobody said is believed"
+        return True
+
+    def targets(self) -> Iterator[Target]:
+        run = RunId("r")
+        for leaf in EdgeTopic:
+            to_edge = leaf in (EdgeTopic.MODEL, EdgeTopic.WELCOME)
+            yield self._target(self.edge.guard if to_edge else self.cloud, leaf, self.edge.topic(leaf))
+        for topic in (halt_topic(run), presence_topic(run)):
+            yield self._target(self.edge.guard, None, topic)
+
+    def _target(self, guard: CloudGuard | EdgeGuard, leaf: EdgeTopic | None, topic: str) -> Target:
+        name = f"proof: {topic.rpartition('/')[2]}"
+        return Target(
+            name, Form.OCTETS, lambda: self.says(leaf, topic), lambda one: self.take(guard, topic, one)
+        )
 
 
 # -- a connection -------------------------------------------------------------------------------------
