@@ -73,7 +73,7 @@ class Setting(RunParts):
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
         if scenario.secure is not None:
-            _check_sums(scenario)
+            scenario = _with_sums(scenario)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it
@@ -128,8 +128,8 @@ class Setting(RunParts):
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 
 
-def _check_sums(scenario: Scenario) -> None:
-    """Refuse what a service's secure sums do not do yet."""
+def _with_sums(scenario: Scenario) -> Scenario:
+    """Return a scenario that keeps no log; refuse what a service's secure sums do not do yet."""
     table = scenario.secure
     assert table is not None
     if importlib.util.find_spec("cryptography") is None:
@@ -146,6 +146,8 @@ def _check_sums(scenario: Scenario) -> None:
         raise ConfigurationError(
             "records.keep_gradients = true: not with [secure] in a run on a network: masked releases are in no log yet"
         )
+    records = scenario.records.model_copy(update={"keep_gradients": False})
+    return scenario.model_copy(update={"records": records})
 
 
 @dataclass(slots=True)
