@@ -18,7 +18,7 @@ from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged
 from common import messages
-from common.errors import ForgedMessageError, RemoteProtocolError
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import (
     Effect,
     GradientApplied,
@@ -276,6 +276,8 @@ class CloudService:
         """Count messages that never reached the methods below."""
         if isinstance(error, RetainedMessageError):
             self.dropped["retained"] += 1
+        elif isinstance(error, TooOftenError):
+            self.dropped["too-often"] += 1
         elif isinstance(error, ForgedMessageError):
             self.dropped["forged"] += 1
             self._warn(f"dropped a message on {topic}: {error}")
@@ -297,7 +299,10 @@ class CloudService:
 
     def on_gradient(self, topic: str, payload: bytes) -> None:
         if self.summing is not None:
-            self._on_masked(self.summing, topic, payload)
+            if (
+                self.summing.sums is not None
+            ):  # before there are terms no edge of this incarnation has released
+                self._on_masked(self.summing, topic, payload)
             return
         try:
             edge_id = parse_edge_topic(topic).edge_id
@@ -325,16 +330,21 @@ class CloudService:
         try:
             edge_id = parse_edge_topic(topic).edge_id
             masked = summing.parse(edge_id, payload)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             self.dropped["gradient"] += 1
+            self._ban(topic, "banned-malformed", str(error))
             raise
         counted = GradientArrived(*masked[:4], _NOTHING, masked.incarnation, 0.0)
         judged, now = self.server.judge_gradient(counted), self.loop.now()
+        if judged.refusal == "sequence" and self._ban(
+            topic, "banned-sequence", f"sequence {masked.sequence}"
+        ):
+            judged = self.server.judge_gradient(counted)
         taken = judged.is_new and judged.refusal is None
         if taken and (reason := summing.refusal(edge_id)) is not None:
             refuse = messages.Refuse(edge_id, reason, "", incarnation=self.server.incarnation)
             self.answer([refuse], now)
-        elif judged.is_new or self._may_be_answered(edge_id, now):
+        elif taken or self._may_be_answered(edge_id, now):
             self.peers.heard(edge_id, now)
             effects = self._take(judged, payload, now)
             if summing.holds(edge_id, taken=taken):

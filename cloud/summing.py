@@ -86,10 +86,8 @@ class Summing:
             if len(self._early) < _EARLY or topic in self._early:
                 self._early[topic] = payload
             return None
-        if hello.entry is None:
-            return replace(hello, preparing=True)  # it learns the terms first
-        if hello.entry[1] != self.sums.terms.digest:
-            raise RemoteProtocolError(f"{hello.edge_id}: it accepted other terms")
+        if hello.entry is None or hello.entry[1] != self.sums.terms.digest:
+            return replace(hello, preparing=True, entry=None)  # it learns the terms first
         return hello
 
     def admitted(self, hello: Hello) -> None:

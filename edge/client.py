@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
@@ -58,7 +58,8 @@ class RetryTimer:
 
     def expect(self) -> None:
         """Wait for an answer from now on."""
-        wait = min(self.first * 2 ** min(self.tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
+        doublings = min(self.tries, _MOST_DOUBLINGS)
+        wait = min(self.first * 2**doublings if doublings else self.first, _LONGEST_WAIT)
         self._due = self.loop.now() + wait
         if self._timer is not None and self._timer.due > self._due:
             self.end()
@@ -308,14 +309,14 @@ class EdgeClient:
     # -- messages from the cloud: what breaks the protocol is counted and raised, and the channel goes on
 
     def on_model(self, _topic: str, payload: bytes) -> None:
-        preparation, last = self.preparation, self.session.last_sequence
-        if preparation is None or self.session.phase not in protocol.WELCOMED:
+        preparation, session = self.membership.preparation, self.session
+        if preparation is None or session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: read_model(payload, preparation, last)))
+        self._tell(self._read("model", read_model, payload, preparation, session.last_sequence))
 
     def on_answer(self, _topic: str, payload: bytes) -> None:
-        answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
+        answer = self._read("welcome", read_answer, payload, self.edge_id, self.nonce, self.session)
         if answer is None:
             return
         self._tell(answer)
@@ -331,10 +332,10 @@ class EdgeClient:
         if (
             payload
         ):  # an empty one says that the broker keeps none; the cloud is asked about one that was heard
-            self._tell(self._read("halt", lambda: codec.decode_halt(payload)))
+            self._tell(self._read("halt", codec.decode_halt, payload))
 
     def on_presence(self, _topic: str, payload: bytes) -> None:
-        presence = self._read("presence", lambda: codec.decode_presence(payload))
+        presence = self._read("presence", codec.decode_presence, payload)
         before = self._cloud_online
         self._tell(presence)
         if before in (None, presence.online) or self.session.phase is protocol.Phase.DONE:
@@ -342,9 +343,9 @@ class EdgeClient:
         back = "is back" if presence.online else "is offline; waiting for it"
         self.say(f"{self.edge_id}: the cloud {back}")
 
-    def _read(self, kind: str, decode: Callable[[], _T]) -> _T:
+    def _read(self, kind: str, decode: Callable[..., _T], *given: Any) -> _T:
         try:
-            return decode()
+            return decode(*given)
         except RemoteProtocolError:
             self.dropped[kind] += 1
             raise
@@ -379,11 +380,12 @@ class EdgeClient:
     def _perform(self, effect: protocol.SessionEffect) -> None:
         match effect:
             case protocol.MakeGradient(sequence=sequence, received=received):
-                assert self.preparation is not None  # the session makes none before Prepared
+                membership, preparation = self.membership, self.membership.preparation
+                assert preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                ready = self.preparation
-                how = self._tell, ready.coding, ready.masking
-                make_gradient(ready.worker, self.ledger, self.run, sequence, received, *how)
+                shell = (membership.ledger, membership.run)
+                how = preparation.coding, preparation.masking
+                make_gradient(preparation.worker, *shell, sequence, received, self._tell, *how)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -417,7 +419,7 @@ class EdgeClient:
 
     def _payload(self, sequence: int) -> bytes | None:
         """Return the bytes of this sequence; None if they are no longer kept."""
-        return dict(self.ledger.pending(self.run)).get(sequence)
+        return self.ledger.kept(self.run, sequence)
 
     def _prepare(self, admission: Welcome) -> None:
         self._following = True

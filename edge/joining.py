@@ -36,7 +36,7 @@ from edge.own_data import OwnData
 from edge.policy import OperatorPolicy, Proposal
 from edge.session import EXIT_FAILED, EXIT_REFUSED, Ending, Prepared, SayHello, Signal
 from edge.shards import shard_for
-from edge.worker import EdgeWorker, Shard, worker_for
+from edge.worker import EdgeWorker, Shard, known_powers_of, worker_for
 
 if TYPE_CHECKING:
     from edge.masking import Masking
@@ -183,7 +183,12 @@ class Membership:
             law,
             edge_id=admission.edge_id,
             index=index,
-            shard=Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64)),
+            shard=Shard(
+                features,
+                model.targets(labels),
+                np.arange(len(rows), dtype=np.int64),
+                known_powers_of(model, law, features),
+            ),
             streams=streams_for(admission.seed),
             sequence=ledger.last_sequence(self.run),
         )
@@ -321,10 +326,12 @@ def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) 
 
 def _difference(first: Welcome, later: Welcome) -> str:
     """Say in which term a later welcome differs from the first; '' where it deals the same."""
-    for key in ("index", "edges", "seed", "terms"):
+    for key in ("index", "edges", "seed"):
         before, now = getattr(first, key), getattr(later, key)
         if before != now:
             return f"{key} = {now}, not {before}"
+    if first.terms != later.terms:
+        return "other terms of secure sums"
     return "" if first.scenario == later.scenario else "another scenario"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, check_together, worst_record
 from common.datasets.catalogue import records_of
@@ -159,9 +159,8 @@ def _resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account
     return resumed
 
 
-@dataclass(frozen=True, slots=True)
-class Debit:
-    """What an account has spent with a message, and the bytes of that message."""
+class Debit(NamedTuple):
+    """What an account has spent with a message, and the bytes of that message. A tuple: one is made for each."""
 
     edge_id: EdgeId
     run: RunId
@@ -351,6 +350,11 @@ class Ledger:
         """Return the (sequence, bytes) not acknowledged, oldest first: resend those very bytes, free."""
         entry = self._find(run)
         return sorted(entry.outbox.items()) if entry is not None else []
+
+    def kept(self, run: RunId, sequence: int) -> bytes | None:
+        """Return the bytes of a sequence that is not acknowledged; None: they are no longer kept."""
+        entry = self._find(run)
+        return None if entry is None else entry.outbox.get(sequence)
 
     def standing(self, run: RunId) -> Standing:
         """Return what the run has spent."""

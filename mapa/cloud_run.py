@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import shlex
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from cloud.metrics import EVERY, SECONDS, read_cloud
 from cloud.presence import Inquiry
 from cloud.recovery_log import History
 from cloud.resume import begin_history, resume_service
-from cloud.service import CloudService
+from cloud.service import Allowance, CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
 from common.errors import (
@@ -314,7 +315,14 @@ def open_cloud(
     if credentials.identity is not None:
         from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
 
-        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
+        spoken = Allowance(scenario.testbed.resend_after)
+        guard = cloud_guard(
+            credentials.identity,
+            run,
+            server.incarnation,
+            nonce,
+            lambda edge: spoken.grant(edge, time.monotonic()),
+        )
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),

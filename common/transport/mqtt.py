@@ -185,7 +185,7 @@ class MqttChannel:
             if sealed is None:
                 return False
             payload = sealed
-        self._last_size = size = sum(map(len, payload))
+        self._last_size = size = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if qos:
             taken = self._client.publish_acknowledged(topic, b"".join(payload), retain)
             self._push()

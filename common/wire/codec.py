@@ -76,7 +76,7 @@ def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     version, incarnation, acknowledged, sensitivity, vector, _ = _decode_hot(
         "model", v1.MODEL_MARK, payload, dimension
     )
-    return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
+    return quick(SendModel, (edge_id, version, sensitivity, acknowledged, vector, incarnation, None))
 
 
 def _hot_parts(

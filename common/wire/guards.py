@@ -7,7 +7,9 @@ them, leaves, wills, halts and presence are signed, since they come before a ses
 
 from __future__ import annotations
 
-from common.errors import ForgedMessageError, RemoteProtocolError
+from collections.abc import Callable
+
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Bytes
@@ -23,14 +25,19 @@ from common.wire.topics import (
     probe_topic,
 )
 
+MaySpeak = Callable[[EdgeId], bool]
 _PROCESSES = 4  # of one edge whose sessions are kept; a broker may repeat the hellos of old ones
 
 
 class CloudGuard:
     """The cloud's: one session for each process of an edge that has said hello."""
 
-    def __init__(self, run: RunId, incarnation: int, signer: Signer, trust: Trust) -> None:
+    def __init__(
+        self, run: RunId, incarnation: int, signer: Signer, trust: Trust, may_speak: MaySpeak = lambda _: True
+    ) -> None:
+        """`may_speak`: asked before a signature of an edge is checked, which costs more than to send it."""
         self._run, self._incarnation, self._signer, self._trust = run, incarnation, signer, trust
+        self._may_speak = may_speak
         self._of_clouds = {halt_topic(run), presence_topic(run), clouds_topic(run)}
         self._probe = probe_topic(run)
         self._side = Side(signer.nonce, signer.run_key.public, signer.certificate)
@@ -66,6 +73,8 @@ class CloudGuard:
                 raise ForgedMessageError("gradient: of no session")
             self._trust.check(EDGES, session.serial)
             return session.open(body, counter, tag)
+        if not self._may_speak(edge_id):
+            raise TooOftenError(f"{leaf.value}: too many of this edge")
         signed = self._trust.verified(topic, payload, EDGES, edge_id)
         if leaf is EdgeTopic.HELLO:
             self._hears(edge_id, signed)
