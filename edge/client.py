@@ -589,9 +589,11 @@ def spending_text(standing: Standing | None) -> str:
     """Say what a run has spent, and of what budget."""
     if standing is None:
         return "no account"
-    budget, cap, most = standing.account.budget, standing.cap, standing.account.most_releases
+    account, cap, most = standing.account, standing.cap, standing.account.most_releases
+    budget = account.budget or account.sum_budget
     made = f"{standing.releases:,}{'' if most is None else f' of {most:,}'} releases made"
     if budget is None or cap is None:
         return f"{made}, no budget (--total-epsilon sets one)"
     spent = f"{standing.charges:,} of {cap:,} charges spent"
-    return f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"
+    whose = "budget of sums" if budget.in_sums else "budget"
+    return f"{made}, {whose} ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"

@@ -147,14 +147,13 @@ class Membership:
         dealt = _deal(scenario, index, self.load) if own is None else _take(scenario, index, policy, own)
         rows = dealt.rows
         cap = _own_pace(scenario)
-        law = permitted.law_for(policy, scenario.law(index), paced=cap is not None)
+        summed = scenario.secure is not None
+        law = permitted.law_for(policy, scenario.law(index), paced=cap is not None, summed=summed)
         kind = ReleaseKind(scenario.mechanism(law), len(rows))
         proposal = Proposal(kind, owned=permitted.is_owned(scenario.data.set), seed=admission.seed)
         kept = admission.seed is not None and ledger.keeps_budget(dealt.identity)
         permitted.permit(policy, proposal, budget_kept=kept)
-        of_run, privacy = None, scenario.privacy
-        if privacy.total_epsilon is not None and scenario.private:
-            of_run = Budget(privacy.total_epsilon, privacy.total_delta)
+        of_run, of_sums = _budgets(scenario)
         account = Account(
             run=self.run,
             shard=dealt.identity,
@@ -163,6 +162,7 @@ class Membership:
             own_budget=policy.budget is not None,
             reproducible=admission.seed is not None,
             most_releases=cap,
+            sum_budget=of_sums,
         )
         _check_memory(
             scenario, len(rows), len(rows) * math.prod(dealt.shape) * _FLOAT
@@ -333,6 +333,18 @@ def _difference(first: Welcome, later: Welcome) -> str:
     if first.terms != later.terms:
         return "other terms of secure sums"
     return "" if first.scenario == later.scenario else "another scenario"
+
+
+def _budgets(scenario: Scenario) -> tuple[Budget | None, Budget | None]:
+    """Return the run's own budgets: of each release on its own, and of sums where releases are summed."""
+    privacy, table = scenario.privacy, scenario.secure
+    if not scenario.private:
+        return None, None
+    delta, most = privacy.total_delta, privacy.total_epsilon
+    if table is None:
+        return (None if most is None else Budget(most, delta)), None
+    own = None if table.own_epsilon is None else Budget(table.own_epsilon, delta)
+    return own, (None if most is None else Budget(most, delta, in_sums=True))
 
 
 def _own_pace(scenario: Scenario) -> int | None:

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import importlib.util
 import shlex
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -44,13 +45,22 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import encode, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
+from common.wire.v1 import (
+    COLD_LIMIT,
+    HEADER_BYTES,
+    ITEMS_LIMIT,
+    PROOF_LIMIT,
+    bounded,
+    packet_limit,
+    payload_limit,
+)
 from mapa.brokers import SizeProbe, check_message_size
 from mapa.budget import Say
 from mapa.processes import on_signals
 from mapa.run_parts import OwnFiles, RunParts, assemble
 from mapa.run_view import View
 
+EXIT_SUSPENDED = 143  # as of a process that SIGTERM ended
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _KEPT_PAGES = {-1: 64 << 20, -3: 32 << 20}  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
@@ -162,6 +172,7 @@ class CloudRun:
     directory: RunDirectory
     reached: str = ""  # the options by which the operator reached the broker
     patience: float = _GOODBYE  # seconds to wait for the broker to take the halt
+    suspends: bool = False  # SIGTERM leaves the run to the next cloud
     undelivered: bool = False  # no edge was told of the halt
     _hurried: bool = False
 
@@ -182,10 +193,14 @@ class CloudRun:
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
 
-        SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
+        SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for. Where the
+        run is to be suspended, SIGTERM ends the process as a crash would, between two messages: SystemExit.
         """
         _keep_pages()
-        with on_signals(lambda *_: self.loop.post(self._signalled)), _few_collections():
+        with (
+            on_signals(lambda number, _: self.loop.post(partial(self._signalled, number))),
+            _few_collections(),
+        ):
             try:
                 self.loop.run()
             except RecordsError as error:  # no edge was answered since: a resumed run continues from there
@@ -197,7 +212,9 @@ class CloudRun:
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
+        if self.suspends and number == signal.SIGTERM:
+            raise SystemExit(EXIT_SUSPENDED)
         self._hurried = self.service.halted is not None
         self.service.halt("interrupted")
 
@@ -230,7 +247,8 @@ class CloudRun:
         """Make sure that no other cloud serves the run, then begin its log or bring it back from there."""
         service, directory = self.service, self.directory
         inquiry.ask(self.loop, service.say)
-        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, self.setting.probe_bytes)
+        size = self.setting.probe_bytes + (PROOF_LIMIT if service.authentic else 0)
+        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, size)
         check_message_size(probe, broker, self.loop, service.say)
         if history is not None:
             begin = resume_service if resumed else begin_history
@@ -288,6 +306,7 @@ def open_cloud(
     remembers: bool = True,
     reached: str = "",
     metrics: socket.socket | None = None,
+    suspends: bool = False,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
@@ -299,6 +318,8 @@ def open_cloud(
     sums = scenario.secure is not None
     if sums and incarnation is not None:
         raise ConfigurationError("--resume: a run with [secure] cannot be resumed yet; start another one")
+    if sums and suspends:
+        raise ConfigurationError("--suspend: a run with [secure] cannot be resumed yet")
     if sums and credentials.identity is not None:
         raise ConfigurationError(
             "--authentic: a run with [secure] has no signed messages of helpers yet; --no-authentic starts it without"
@@ -351,7 +372,9 @@ def open_cloud(
     history = _history(setting, server.incarnation, directory, view.say) if remembers and not sums else None
     if sums:
         view.say("a run with [secure] keeps no log yet: it can be neither resumed nor replayed")
-    cloud = CloudRun(setting, service, channel, loop, directory, reached or f"--broker {broker}")
+    cloud = CloudRun(
+        *(setting, service, channel, loop, directory, reached or f"--broker {broker}"), suspends=suspends
+    )
     service.on_records = partial(cloud.records_written, view)
     inquiry = Inquiry(run, nonce, channel, server.incarnation)
     channel.on_lost = service.on_lost

@@ -205,7 +205,7 @@ def fitting(
     root, tail = math.sqrt(dimension), REACH / UNIT * noise_multiplier
 
     def most(modulus_bits: int) -> int:
-        """Return the largest g with 2^g·(m·rows + 13z) + 13z·√N below half the modulus."""
+        """Return the largest g with 2^g·(m·rows + 16z) + 16z·√N below half the modulus."""
         room = (2.0 ** (modulus_bits - 1) - tail * root) / (members * rows + tail)
         return min(math.floor(math.log2(room)), MOST_BITS) if room >= 1 else 0
 
