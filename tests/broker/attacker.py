@@ -47,6 +47,7 @@ class Account:
     dimension: int
     identity: str | None = None  # folder of its key
     password: str | None = None
+    rate: float = 1e9  # messages a second of a flood, at most
     sent: dict[str, int] = field(default_factory=dict)  # messages or connections, by attack
 
     def context(self) -> ssl.SSLContext:
@@ -287,12 +288,13 @@ def flood(
     account: Account, until: float, make: Callable[[int], bytes], batch: int = 20, *, reads: bool = True
 ) -> int:
     """Send what `make` returns as fast as can be."""
-    count = 0
+    count, began = 0, time.monotonic()
     while time.monotonic() < until:
         with contextlib.suppress(*CLOSED), account.client() as client:
             client.subscribe(account.topic("model"), account.topic("welcome"))
             while time.monotonic() < until:
                 count += batch
+                time.sleep(max(0.0, began + count / account.rate - time.monotonic()))
                 client.send(*(make(count - batch + one) for one in range(batch)))
                 if reads:
                     client.drain()
@@ -329,8 +331,10 @@ def gradients(account: Account, until: float, body: bytes) -> int:
                 if guard is not None and topic.endswith("/welcome"):
                     with contextlib.suppress(RemoteProtocolError):
                         guard.open(topic, payload)  # which makes the session
+            began = time.monotonic() - count / account.rate
             while time.monotonic() < until:
                 count += 20
+                time.sleep(max(0.0, began + count / account.rate - time.monotonic()))
                 client.send(*(account.proven(guard, "gradient", body) for _ in range(20)))
                 client.drain()
     return count
