@@ -33,6 +33,7 @@ _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean 
 _ECHO = 20.0  # seconds for a message as large as a model to come back
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
 _QUEUED = 1 << 26  # bytes that may wait for one client; beyond it messages are dropped
+_NEAR = "listener 0 {}"  # of a unix socket
 _LONGEST_PLACE = 100  # bytes of a unix socket's path
 # Bytes of models under way at once that a unix socket's buffers hold; beyond them it is slower than TCP.
 _LIGHT = 1 << 17
@@ -144,19 +145,28 @@ def mosquitto_configuration(port: int, max_payload: int, extra: Sequence[str] = 
 
 
 @contextlib.contextmanager
-def near_mosquitto(directory: Path, *, max_payload: int) -> Iterator[Broker]:
-    """Run a private Mosquitto that is reached by a unix socket, which takes less time than the loopback interface.
+def near_mosquitto(directory: Path, *, max_payload: int) -> Iterator[BrokerAddress]:
+    """Run a private Mosquitto; its address is a unix socket, which takes less time than the loopback interface.
 
     Only this user comes to the socket. Where there can be none, the loopback interface it is.
     """
-    with tempfile.TemporaryDirectory(prefix="mapa-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mapa-") as folder, contextlib.ExitStack() as stack:
         place = f"{folder}/broker"
-        possible = len(os.fsencode(place)) <= _LONGEST_PLACE and not re.search(r"\s", place)
-        extra = (f"listener 0 {place}",) if hasattr(socket, "AF_UNIX") and possible else ()
-        with private_mosquitto(directory, max_payload=max_payload, extra=extra) as broker:
-            if extra:
-                broker.address = BrokerAddress(place)
-            yield broker
+        address = None
+        if (
+            hasattr(socket, "AF_UNIX")
+            and len(os.fsencode(place)) <= _LONGEST_PLACE
+            and not re.search(r"\s", place)
+        ):
+            extra = [_NEAR.format(place)]
+            with contextlib.suppress(
+                BrokerUnavailableError
+            ):  # Mosquitto has them since 2.0, if built with them
+                stack.enter_context(private_mosquitto(directory, max_payload=max_payload, extra=extra))
+                address = BrokerAddress(place)
+        if address is None:
+            address = stack.enter_context(private_mosquitto(directory, max_payload=max_payload)).address
+        yield address
 
 
 def private_mosquitto(
@@ -223,9 +233,11 @@ def resolve_broker(
     if text == "auto" and say is not None:
         why = "a private Mosquitto" if mosquitto else "embedded (slower; no Mosquitto found)"
         say.write(f"broker: {why}\n")
-    start: Callable[[Path], AbstractContextManager[Broker]] = embedded_broker
-    if mosquitto:
-        start = partial(near_mosquitto if under_way <= _LIGHT else private_mosquitto, max_payload=max_payload)
+    if mosquitto and under_way <= _LIGHT:
+        with near_mosquitto(directory, max_payload=max_payload) as address:
+            yield address
+        return
+    start = partial(private_mosquitto, max_payload=max_payload) if mosquitto else embedded_broker
     with start(directory) as broker:
         yield broker.address
 

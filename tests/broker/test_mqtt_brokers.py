@@ -149,6 +149,19 @@ def test_auto_takes_mosquitto_where_it_is_found_by_a_socket_of_this_user_where_m
         assert list(place.iterdir()) == []
 
 
+@pytest.mark.broker
+@pytest.mark.usefixtures("mosquitto_installed")
+def test_a_mosquitto_that_has_no_unix_sockets_is_reached_by_the_loopback_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    monkeypatch.setattr(brokers, "_NEAR", "no_such_option {}")
+    with resolve_broker("mosquitto", tmp_path, max_payload=1000, under_way=0) as address:
+        assert not address.is_unix
+        client = connect(address, "c")
+        assert client.channel.connected
+        client.close()
+
+
 def test_a_running_broker_is_taken_by_its_address(tmp_path: Path) -> None:
     with resolve_broker("vm.example.org:8883", tmp_path, max_payload=1, under_way=0) as address:
         assert address == BrokerAddress("vm.example.org", 8883)
