@@ -6,9 +6,11 @@ import base64
 import getpass
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common.errors import ConfigurationError
+from common.transport.connection import BrokerAddress
 from mapa.authority import CLOUD, Authority, Role, write_private
 
 EDGES_PORT, CLOUD_PORT, WEBSOCKET_PORT = 8883, 8884, 8443
@@ -97,6 +99,26 @@ pattern read mapa/v1/+/halt
 pattern read mapa/v1/+/cloud
 """
 
+# Of a site's broker: what its edges say goes to the cloud's, and what they are told comes from there. Both ends keep
+# the session while the line is cut.
+BRIDGE = """
+# Of the broker of the cloud: it knows this one as {user}, and lets it speak for these edges alone.
+connection cloud
+address {address}
+bridge_cafile services.pem
+bridge_certfile bridge.pem
+bridge_keyfile bridge.key
+bridge_tls_version tlsv1.2
+remote_clientid {user}
+cleansession false
+notifications false
+keepalive_interval 10
+restart_timeout 1 10
+topic mapa/v1/+/halt in 1
+topic mapa/v1/+/cloud in 1
+"""
+_UP, _DOWN = ("hello", "gradient", "leave", "will"), ("welcome", "model")
+
 
 def write_broker(
     folder: Path, authority: Authority, *, by_password: bool = False, run: str | None = None
@@ -131,6 +153,45 @@ def write_broker(
     for name, text in (("mosquitto.conf", configuration), ("acl", access)):
         if not (folder / name).exists():
             write_private(folder / name, text.encode())
+
+
+def write_bridge(
+    folder: Path, authority: Authority, site: str, edges: Sequence[str], host: str, address: BrokerAddress
+) -> Path:
+    """Write the folder of a site's broker, reached as `host`, and let it speak for its edges at the broker of `folder`.
+
+    `address`: where the site reaches that broker's listener of edges.
+    """
+    user, place = f"bridge-{site}", folder.parent / "sites" / site
+    hub = folder / "acl"
+    granted = hub.read_text(encoding="utf-8") if hub.is_file() else ""
+    if not granted or f"user {user}\n" in granted:
+        why = (
+            f"speaks for its edges already, in {hub}"
+            if granted
+            else f"{hub} is missing; `mapa certs init` writes it"
+        )
+        raise ConfigurationError(f"SITE = {site!r}: {why}")
+    bridge = authority.issue(user, Role.EDGE)
+    server = authority.issue(f"broker-{site}", Role.BROKER, host=host, elsewhere=True)
+    for name, content in (
+        ("bridge.key", bridge.key),
+        ("bridge.pem", bridge.certificate),
+        ("server.key", server.key),
+        ("server.pem", server.certificate),
+    ):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(place / name, content)
+    write_broker(place, authority)
+    lines, grants = [BRIDGE.format(address=address, user=user)], [f"\nuser {user}\n"]
+    for leaves, way, right in ((_UP, "out", "write"), (_DOWN, "in", "read")):
+        for edge in edges:
+            lines += [f"topic mapa/v1/+/edge/{edge}/{leaf} {way} 1\n" for leaf in leaves]
+            grants += [f"topic {right} mapa/v1/+/edge/{edge}/{leaf}\n" for leaf in leaves]
+    configuration = place / "mosquitto.conf"
+    write_private(configuration, (configuration.read_text(encoding="utf-8") + "".join(lines)).encode())
+    write_private(hub, (granted + "".join(grants)).encode())
+    return place
 
 
 def issue_server(folder: Path, authority: Authority) -> None:

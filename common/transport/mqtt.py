@@ -378,7 +378,7 @@ class MqttChannel:
                             return
                     else:
                         break
-                if packets < 2 and not stream.decrypted:
+                if packets < 2 and not stream.decrypted and (packets or not stream.framed):
                     break  # a read that finds nothing costs as much as a turn of the loop
             else:
                 if stream.decrypted:  # which no selector sees

@@ -226,7 +226,7 @@ class Connection:
 
         return run_id(self.run)
 
-    def credentials(self, *, passwords: bool = False, identities: bool = False) -> Credentials:
+    def credentials(self, *, accounts: bool = False, identities: bool = False) -> Credentials:
         """Return user, password and TLS files, read and checked; or each edge has a password or identity of its own."""
         from common.transport.connection import Credentials, TlsFiles
 
@@ -244,9 +244,9 @@ class Connection:
                 )
             files = TlsFiles.identity(self.identity)
         exposed = files is None and self.address.path is None and not self.address.is_loopback
-        if exposed and (passwords or password is not None) and not self.plain_password:
+        if exposed and (accounts or password is not None) and not self.plain_password:
             raise ConfigurationError(
-                f"{'--accounts' if passwords else '--password-file'}: broker {self.address} is on another host, and"
+                f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"
                 " without TLS all who see the traffic can read the password; give --tls-ca CA (or --tls), or"
                 " --plain-password to send it all the same"
             )
@@ -344,12 +344,12 @@ def _first_line(path: Path, option: str) -> str:
 # -- added to commands --------------------------------------------------------------------------------------
 
 # Commands that show how far they are, beside their result: they have --quiet and --verbose.
-REPORTING = ("simulate", "run", "cloud", "edge", "containers", "reproduce", "audit", "data get")
+REPORTING = ("simulate", "run", "cloud", "edge", "containers", "kubernetes", "reproduce", "audit", "data get")
 # Commands that run a scenario with the code that it names, which is what they are called for, or take a dotted path as
 # an argument; an edge asks its policy. All others read files of unknown origin, and import only what --allow names.
 RUNNING = (
-    *("simulate", "run", "cloud", "edge", "containers", "chaos", "pace", "attack", "audit", "reproduce"),
-    "algorithms",
+    *("simulate", "run", "cloud", "edge", "containers", "kubernetes", "chaos", "pace", "attack", "audit"),
+    *("reproduce", "algorithms"),
 )
 RECORDED = {"cloud": "resume", "audit": "run"}  # the option that takes a run on record: files, again
 ALLOWING = ("compare", "ledger show", "scenario show", "data show")  # others have --allow themselves

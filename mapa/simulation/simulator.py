@@ -286,7 +286,7 @@ class _Simulation:
                 self.records.fact(effect, self.clock)
             else:
                 self.perform(effect)
-        for edge_id in [one for one in self.held if not self.is_held(one)]:
+        while (edge_id := next((one for one in self.held if not self.is_held(one)), None)) is not None:
             self.held.remove(edge_id)
             self.perform(self.server.send(self.server.edges[edge_id]))
 
