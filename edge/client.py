@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
@@ -24,6 +24,9 @@ from edge.device import DeviceTimers
 from edge.joining import Followed, Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
+
+if TYPE_CHECKING:
+    from edge.masking import Masking
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
 TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
@@ -381,7 +384,8 @@ class EdgeClient:
                 assert preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
                 shell = (membership.ledger, membership.run)
-                make_gradient(preparation.worker, *shell, sequence, received, self._tell, preparation.coding)
+                how = preparation.coding, preparation.masking
+                make_gradient(preparation.worker, *shell, sequence, received, self._tell, *how)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -496,6 +500,7 @@ def make_gradient(
     received: ModelReceived,
     tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
     coding: str = PLAIN,
+    masking: Masking | None = None,
 ) -> None:
     """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
 
@@ -507,18 +512,14 @@ def make_gradient(
 
     worker.sequence = sequence - 1
     try:
-        made = worker.receive(received)
+        if masking is not None:
+            payload: bytes | None = masking.masked(sequence, received, worker.integers(received))
+        else:
+            payload = _encoded(worker, received, coding)
     except MemoryError as error:
         tell(protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed"))
         return
-    try:
-        payload = codec.encode_gradient(made)
-        if coding != PLAIN:
-            rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
-            payload = compress(payload, coding, rng)
-    except LocalProtocolError:
-        if is_finite(made.gradient):
-            raise
+    if payload is None:
         text = "the gradient is not finite: the run diverges"
         tell(protocol.Ending(protocol.EXIT_FAILED, text, "failed"))
         return
@@ -535,6 +536,20 @@ def make_gradient(
         tell(protocol.Ending(protocol.EXIT_DONE, spent, "budget"))
     except LedgerUnavailableError as error:
         debited(error)
+
+
+def _encoded(worker: EdgeWorker, received: ModelReceived, coding: str) -> bytes | None:
+    """Return the next gradient as it is sent; None: it is not finite."""
+    made = worker.receive(received)
+    try:
+        payload = codec.encode_gradient(made)
+    except LocalProtocolError:
+        if is_finite(made.gradient):
+            raise
+        return None
+    if coding == PLAIN:
+        return payload
+    return compress(payload, coding, worker.streams.at(worker.index, Purpose.GRADIENT_CODING, made.sequence))
 
 
 def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:

@@ -54,6 +54,10 @@ COMMANDS = {
         "Take part in a run until it ends or the budget is spent.",
         "--broker vm.example.org --run first --total-epsilon 2",
     ),
+    "helper": (
+        "Open sums of a run's masked releases, and see none of them.",
+        "--broker 127.0.0.1:1883 --run first --name witness-0 --place 0",
+    ),
     "containers": (
         "Train in containers on this machine, with faults on request.",
         "quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'",
@@ -171,7 +175,7 @@ COMMANDS = {
 }
 SECTIONS = {  # of `mapa --help`
     "Start": ("init", "scenarios", "scenario", "data", "doctor", "completion"),
-    "Run": ("simulate", "run", "cloud", "edge", "containers", "kubernetes"),
+    "Run": ("simulate", "run", "cloud", "edge", "helper", "containers", "kubernetes"),
     "Look": ("runs", "dashboard", "compare", "export", "verify", "bundle", "replay"),
     "Privacy": ("ledger", "calibrate", "audit", "attack", "observe"),
     "Research": ("algorithms", "schedule", "reproduce"),
@@ -198,6 +202,7 @@ _CODES = {  # of the others _DONE
     " 143 SIGTERM with --suspend",
     "edge": "0 run ended, budget spent or SIGTERM, 1 failed, 2 refused or wrong configuration,"
     " 4 no free shard, 130 interrupted by Ctrl-C",
+    "helper": "0 the run ended, or SIGTERM, 1 failed, 2 wrong configuration, 130 interrupted by Ctrl-C",
     "containers": _TRAINED,
     "kubernetes": _TRAINED,
     "chaos": f"0 every run came through, 1 one did not (its directory is kept), {_WRONG}, 130 interrupted",
@@ -216,7 +221,7 @@ _CODES = {  # of the others _DONE
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
 # One BLAS thread each; the others may use what they find.
-_ONE_THREAD = ("run", "simulate", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
+_ONE_THREAD = ("run", "simulate", "cloud", "edge", "helper", "pace", "chaos", "replay", "verify", "devices")
 
 
 def example(name: str) -> str:

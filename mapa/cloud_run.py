@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import shlex
 import signal
 import socket
@@ -83,10 +84,7 @@ class Setting(RunParts):
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
         if scenario.secure is not None:
-            raise ConfigurationError(
-                f"secure.at_least = {scenario.secure.at_least}: sums are simulated so far, by `mapa simulate` with"
-                " --engine events; no service opens them yet"
-            )
+            scenario = _with_sums(scenario)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it
@@ -96,7 +94,19 @@ class Setting(RunParts):
     @property
     def payload_bytes(self) -> int:
         """The largest message of the run, with a margin: what its broker must accept."""
-        return payload_limit(self.model.dimension)
+        return max(payload_limit(self.model.dimension), self._sums_bytes)
+
+    @property
+    def _sums_bytes(self) -> int:
+        """The largest message of secure sums; 0: there are none."""
+        table, size = self.scenario.secure, self.model.dimension
+        if table is None or table.modulus_bits is None:
+            return 0
+        from common.secure.masked import masked_size  # cryptography: a plain run does without
+        from common.wire.secure_v1 import ASK_LIMIT, answer_limit
+
+        masked = masked_size(size, table.modulus_bits, table.helpers, table.away)
+        return max(masked, answer_limit(size, table.modulus_bits), ASK_LIMIT)
 
     @property
     def probe_bytes(self) -> int:
@@ -127,6 +137,28 @@ class Setting(RunParts):
             return max(len(encode(welcome)) for welcome in welcomes)
         except LocalProtocolError as error:
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
+
+
+def _with_sums(scenario: Scenario) -> Scenario:
+    """Return a scenario that keeps no log; refuse what a service's secure sums do not do yet."""
+    table = scenario.secure
+    assert table is not None
+    if importlib.util.find_spec("cryptography") is None:
+        raise ConfigurationError(
+            "secure: the package cryptography is not installed; pip install 'mapa-testbed[identity]'"
+        )
+    colluding, most = scenario.privacy.colluding, table.at_least - 1
+    if colluding != most:
+        raise ConfigurationError(
+            f"privacy.colluding = {colluding}: must be {most} in a run on a network: no authority vouches for its"
+            " roster yet, so the cloud could enrol all other edges of a set itself"
+        )
+    if scenario.records.keep_gradients:
+        raise ConfigurationError(
+            "records.keep_gradients = true: not with [secure] in a run on a network: masked releases are in no log yet"
+        )
+    records = scenario.records.model_copy(update={"keep_gradients": False})
+    return scenario.model_copy(update={"records": records})
 
 
 @dataclass(slots=True)
@@ -283,12 +315,22 @@ def open_cloud(
     resumes the run.
     """
     scenario, nonce = setting.scenario, new_nonce()
+    sums = scenario.secure is not None
+    if sums and incarnation is not None:
+        raise ConfigurationError("--resume: a run with [secure] cannot be resumed yet; start another one")
+    if sums and suspends:
+        raise ConfigurationError("--suspend: a run with [secure] cannot be resumed yet")
+    if sums and credentials.identity is not None:
+        raise ConfigurationError(
+            "--authentic: a run with [secure] has no signed messages of helpers yet; --no-authentic starts it without"
+        )
     server = server_for(
         scenario,
         setting.model,
         streams_for(scenario.seed),
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
+        sealed=sums,
     )
     offline, guard = encode(Presence(False, nonce, server.incarnation)), None
     if credentials.identity is not None:
@@ -308,7 +350,7 @@ def open_cloud(
         credentials=credentials,
         will=Will(presence_topic(run), offline, retain=True).proven_by(guard),
         guard=guard,
-        max_packet=packet_limit(setting.model.dimension),
+        max_packet=packet_limit(0, setting.payload_bytes) if sums else packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
     channel = MqttChannel(options, loop)
@@ -323,10 +365,13 @@ def open_cloud(
         say=view.say,
         gather=gather,
         nonce=nonce,
+        sums=sums,
         authentic=guard is not None,
     )
     view.attach(service)
-    history = _history(setting, server.incarnation, directory, view.say) if remembers else None
+    history = _history(setting, server.incarnation, directory, view.say) if remembers and not sums else None
+    if sums:
+        view.say("a run with [secure] keeps no log yet: it can be neither resumed nor replayed")
     cloud = CloudRun(
         *(setting, service, channel, loop, directory, reached or f"--broker {broker}"), suspends=suspends
     )

@@ -169,8 +169,11 @@ class Grid:
         return math.ldexp(1.0, self.bits - exponent + (mantissa == 0.5))
 
     def deviation(self, noise_multiplier: float, bound: float, dimension: int) -> float:
-        """Return σ of one release in grid steps: z/√m times what a record moves, sC, and √N for the rounding."""
-        steps = self.scale(bound) * bound + math.sqrt(dimension)
+        """Return σ of one release in grid steps: z/√m times what a record moves, sC, and √N for the rounding.
+
+        A C that is less than the agreed one by a rounding makes no less noise: others count on it.
+        """
+        steps = self.scale(bound) * max(bound, self.clip) + math.sqrt(dimension)
         return noise_multiplier / math.sqrt(self.members) * steps
 
     def release(

@@ -84,6 +84,6 @@ def test_rounding_that_is_not_counted_is_refuted() -> None:
 )
 def test_no_sound_setting_is_refuted_in_twenty_seeds(grid: Grid, z: float) -> None:
     """All hundred together at 95 %."""
-    game = SumGame(grid=grid, noise_multiplier=z, rounds=1000)
+    game = SumGame(grid=grid, noise_multiplier=z, rounds=500)
     refuted = [seed for seed in range(20) if game.play(alpha=0.05 / 100, seed=seed).violated]
     assert not refuted
