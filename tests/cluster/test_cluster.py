@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,13 +38,16 @@ class Run:
         self.namespace = namespace
         names = {"SCENARIO": "quickstart", "RUN": "lab", "EDGES": str(edges), "GATHER": "600", "SET": _SLOW}
         limits = {EDGE: "256Mi", CLOUD: "1Gi", "broker": "256Mi"}
-        Fleet(
-            overlay=MANIFESTS / "single-node",
-            edges=int(variables.pop("PODS", edges)),
-            variables=names | variables,
-            images={"mapa-edge-cnn": "mapa-edge"},
-            memory=limits,
-        ).apply(namespace)
+        first = int(variables.pop("PODS", edges))  # the others come later, and have identities already
+        images = {"mapa-edge-cnn": "mapa-edge"}
+        fleet = Fleet(MANIFESTS / "single-node", edges, names | variables, images, limits)
+        with tempfile.TemporaryDirectory() as folder:
+            fleet.write(Path(folder), namespace.name)
+            file = Path(folder, "kustomization.yaml")
+            described = json.loads(file.read_text()) | {"replicas": [{"name": EDGE, "count": first}]}
+            file.write_text(json.dumps(described))
+            namespace("create", "namespace", namespace.name)
+            namespace("create", "--kustomize", folder)
 
     def events(self) -> list[dict[str, Any]]:
         """Return what is on record so far; none while the pod is away."""
