@@ -73,6 +73,25 @@ ENTRIES = [
 ]
 
 
+def test_a_segment_that_is_not_needed_goes_as_fast_as_the_open_one_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_log, "_AT_ONCE", 0)
+    log, folder = LogWriter(tmp_path, 7, N, 1, power=False), tmp_path / gradient_log.FOLDER
+    sizes = []
+    for segment in range(1, 5):
+        log.remove_before(segment - 1)  # the last two stay
+        for number in range(3):
+            log.append(*gradient(3 * segment + number))
+            sizes.append(sum(path.stat().st_size for path in folder.iterdir()))
+        log.next_segment()
+    assert max(sizes[6:]) <= sizes[5] + log.size  # a head
+    log.remove_before(5)
+    log.close()
+    assert [path.name for path in LogReader(tmp_path, 5).segments] == ["000005.seg"]
+    assert list(LogReader(tmp_path, 5)) == []
+
+
 @pytest.mark.parametrize("per_segment", [1, 3, 100])
 def test_what_is_written_is_read_in_order_over_segments(tmp_path: Path, per_segment: int) -> None:
     written(tmp_path, ENTRIES, per_segment)
