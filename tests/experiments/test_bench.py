@@ -237,3 +237,9 @@ def test_a_slope_is_counted_per_update_over_the_last_two_thirds() -> None:
     assert [bar.figure for bar in bars] == ["cloud resident, most", "run disk MB, most"]
     with pytest.raises(MapaError, match="nothing to divide by"):
         judge(times, samples, np.array([0.0]))
+
+
+def test_the_share_of_the_pages_server_counts_from_its_opening() -> None:
+    seen = Watched(served=[(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (75.0, 3.9)])
+    assert seen.server_share(0, 15) == pytest.approx(10)
+    assert seen.server_share(20, 1e9) == pytest.approx(2)
