@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from cloud.server import CloudServer
 
 
-FOR_GOOD = ("budget", "refused", "failed")  # reasons of a leave after which an edge does not return
+BANS = {  # the cloud's reasons to be rid of an edge, which nobody but that edge can have caused
+    "banned-malformed": "it sent a message of its own, proven to be so, that breaks the protocol",
+    "banned-sequence": "it sent a gradient of its own, proven to be so, that its ledger cannot have come to",
+}
+FOR_GOOD = ("budget", "refused", "failed", *BANS)  # reasons of a leave after which an edge does not return
 _MODELS_KEPT = 256  # an algorithm may change ΔS at every update; no edge is that many models late
 _REMEMBERED = 16  # processes of one edge that were replaced
 _NO_MORE = 2**63  # above the number of any hello
@@ -101,7 +105,7 @@ class Terms:
     limits: Mapping[str, float] = field(default_factory=dict)  # `epsilon_floor` and the like, as far as set
     edges_at_least: int = 1  # edges that must be able to train before the first model is sent
     evaluate_every: int = 0  # 0: never, else x₁ too
-    most_samples: float = math.inf  # of a batch, but for a probability below 1e-12; ∞: no length is checked
+    most_samples: float = math.inf  # of norm C, as long as a batch, at most; ∞: no length is checked
     regularization: float = 0.0  # λ
     batch_size: int = 1  # b
     steps: int = 1  # E: a message is the mean of E noised gradients
@@ -281,6 +285,8 @@ def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
         return refuse("incarnation", "this hello is for another incarnation of the run")
     if server.halted is not None:
         return refuse("halted", f"{server.halted.reason} after {server.halted.updates} updates")
+    if account is not None and account.left in BANS:
+        return refuse("banned", f"for the rest of this run, {account.left}: {BANS[account.left]}")
     if account is not None and account.has_heard(hello):
         return None
     vacant = None

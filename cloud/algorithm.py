@@ -23,6 +23,8 @@ from common.options import option
 from common.problem import Problem
 from common.quantities import Vector
 
+Vectors = npt.NDArray[np.float32]  # one a row
+
 __all__ = ["Algorithm", "PublicNumbers", "StepSchedule", "Update", "descend", "option"]
 
 
@@ -48,6 +50,7 @@ class PublicNumbers(NamedTuple):
     noise_multiplier: float  # z of an update: RMS over the updates that are planned
     feature_length: float | None  # ℓ of the model; None: it has none
     model: str  # its name
+    delay: int = 0  # updates of x between a gradient's model and the gradient, where edges take turns
 
 
 def descend(x: Vector, gradient: Vector, rate: float) -> Vector:
@@ -69,6 +72,7 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
+    takes_sums: ClassVar[bool] = False  # its C never changes, and the mean of a set of releases will do
     clipping: ClassVar[str | None] = None  # the only privacy.clipping that it takes; None: any but quantile
 
     def settled(self, numbers: PublicNumbers) -> Self:  # noqa: ARG002
@@ -168,6 +172,58 @@ class FixedBound(Algorithm):
     @property
     def sensitivity(self) -> float:
         return self.bound
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeBuffer(FixedBound):
+    """x stays until m edges have been heard, then moves by ρ/C times what a rule makes of each edge's mean gradient.
+
+    An edge has one place, whatever its pace: a fast one would fill a buffer of gradients by itself.
+    """
+
+    buffer: int = option("m, edges that x waits for", 5, at_least=1, at_most=1000)
+
+    held: tuple[tuple[int, int, Vector], ...] = ()  # of each edge heard: k, its gradients, their sum
+
+    def begin(self, problem: Problem, moment: float) -> Self:
+        least = self.least_edges
+        if self.buffer < least:
+            raise ConfigurationError(
+                f"algorithm.buffer = {self.buffer}: must be at least {least} with the other options"
+            )
+        if problem.edges is not None and self.buffer > problem.edges:
+            raise ConfigurationError(
+                f"algorithm.buffer = {self.buffer}: must be at most {problem.edges}, the edges of this run, or x would"
+                " never move"
+            )
+        return FixedBound.begin(self, problem, moment)
+
+    def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
+        edge, count, total = update.edge, 1, update.gradient
+        held = list(self.held)
+        place = next((place for place, (known, _, _) in enumerate(held) if known == edge), len(held))
+        if place < len(held):
+            _, earlier, others = held.pop(place)
+            count, total = earlier + 1, others + total
+        held.insert(place, (edge, count, total))
+        if len(held) < self.buffer:
+            return x, replace(self, held=tuple(held))
+        means = np.stack([total / np.float32(count) for _, count, total in held])
+        return descend(x, self.combined(means), self.gamma), replace(self, held=())
+
+    @property
+    def least_edges(self) -> int:
+        """The smallest m for which the rule means anything."""
+        raise NotImplementedError
+
+    def combined(self, means: Vectors) -> Vector:
+        """Return what x moves by, of m × N means in the order in which their edges were first heard."""
+        raise NotImplementedError
+
+
+def square_length(vector: Vector) -> float:
+    """Return ‖v‖², the same bytes on any machine, which a rule that compares lengths needs."""
+    return float(np.square(vector, dtype=np.float64).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

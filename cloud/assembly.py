@@ -17,7 +17,10 @@ from cloud.algorithm import (
     noise_weights,
 )
 from cloud.server import CloudServer
+from cloud.sums import summed
 from common.errors import ConfigurationError
+from common.mechanism.grid import fitting
+from common.mechanism.mechanism import Mechanism
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS
 from common.noise.registry import noise_law
@@ -41,7 +44,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        most_samples=most_samples(scenario),
+        most_samples=most_samples(scenario.mechanism(None)),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,
         steps=scenario.work.releases(),
@@ -52,9 +55,13 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
     )
 
 
-def most_samples(scenario: Scenario) -> float:
-    """Return how many samples each batch of a message holds at most, but with a probability below 1e-12."""
-    return scenario.sampler.most_rows(scenario.batch_size, TAIL_NATS + math.log(scenario.work.releases()))
+def most_samples(mechanism: Mechanism) -> float:
+    """Return how many samples of norm C are as long as each batch of a message at most; ∞: that is not known.
+
+    But with a probability below 1e-12, by which a batch may have more rows.
+    """
+    b, nats = mechanism.batch_size, TAIL_NATS + math.log(mechanism.steps)
+    return b * mechanism.clipping.length_over_clip(mechanism.sampler.most_rows(b, nats), b)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -100,7 +107,29 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     releases = _shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)
-    return PublicNumbers(scenario.batch_size, scenario.updates, z, feature_length(model), scenario.model.name)
+    m = members_of(scenario)
+    updates, delay = max(1, scenario.updates // m), -(-scenario.workers // m) - 1
+    length = feature_length(model)
+    return PublicNumbers(scenario.batch_size, updates, z / m, length, scenario.model.name, delay)
+
+
+def members_of(scenario: Scenario) -> int:
+    """Return m, how many releases an update of x is the mean of; 1 without secure sums."""
+    return 1 if scenario.secure is None else scenario.secure.at_least
+
+
+def with_grid(scenario: Scenario, model: Model) -> Scenario:
+    """Return the scenario with the terms of its sums filled in: C, the grid and its modulus; once z is known."""
+    table, privacy = scenario.secure, scenario.privacy
+    if table is None or None not in (table.clip, table.modulus_bits, privacy.grid):
+        return scenario
+    rows = most_samples(scenario.mechanism(None))
+    z = max(privacy.given["noise_multiplier"])
+    fit = fitting(table.at_least, rows, z, model.dimension, wanted=privacy.grid)
+    bound = begun(scenario, model).sensitivity * scenario.batch_size / 2
+    filled = table.model_copy(update={"clip": bound, "modulus_bits": fit.modulus_bits})
+    noised = privacy.model_copy(update={"grid": fit.bits})
+    return scenario.model_copy(update={"secure": filled, "privacy": noised})
 
 
 def _shares(scenario: Scenario) -> tuple[int, ...]:
@@ -129,6 +158,7 @@ def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> 
     made = algorithm_for(scenario)
     if scenario.weighted:
         made = WithWeights(made, *weights_of(scenario))
+    made = summed(made, members_of(scenario))
     made = averaged(made, table.average, table.average_decay, table.average_from)
     begun = made.begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:

@@ -14,11 +14,22 @@ EVERY = 1.0  # seconds between two readings
 STALENESS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377)
 SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REFUSALS = (
-    *("after-halt", "cap", "duplicate", "future", "incarnation"),
+    *("after-halt", "banned", "cap", "duplicate", "future", "incarnation"),
     *("no-such-model", "norm", "sensitivity", "sequence", "stranger"),
 )
-HELLO_REFUSALS = ("epsilon-floor", "fleet-full", "halted", "incarnation", "ledger-lost", "mechanism")
-DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained", "too-often")
+HELLO_REFUSALS = (
+    "banned",
+    "epsilon-floor",
+    "fleet-full",
+    "halted",
+    "incarnation",
+    "ledger-lost",
+    "mechanism",
+)
+DROPPED = (
+    *("forged", "gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained"),
+    "too-often",
+)
 STATES = ("present", "away", "left")
 
 

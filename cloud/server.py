@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
+from cloud.admission import BANS, FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
 from common import messages
 from common.messages import (
@@ -306,6 +306,8 @@ class CloudServer:
             return JudgedGradient(arrived, None, "stranger")
         if incarnation != self.incarnation:
             return JudgedGradient(arrived, account, "incarnation")
+        if account.left in BANS:
+            return JudgedGradient(arrived, account, "banned")
         last = account.last_sequence
         if sequence <= last or sequence > max(last, account.announced) + 1:
             returns = not account.present and not account.left
@@ -349,7 +351,7 @@ class CloudServer:
         effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal or "")]
         if self.halted is not None:
             effects.append(self.halted)
-        elif account is None or refusal in ("incarnation", "sequence"):
+        elif account is None or refusal in ("incarnation", "banned", "sequence"):
             effects.append(
                 messages.Refuse(
                     arrived.edge_id, "stranger", "send a hello first", incarnation=self.incarnation

@@ -9,12 +9,13 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 
 from cloud import quick_way
+from cloud.admission import BANS
 from cloud.evaluation import Evaluations, Evaluator
 from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged
 from common import messages
-from common.errors import RemoteProtocolError
+from common.errors import ForgedMessageError, RemoteProtocolError
 from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
 from common.quantities import EdgeId, RunId
 from common.randomness import CounterStreams, Purpose
@@ -25,7 +26,14 @@ from common.telemetry.family import Buckets
 from common.transport.channel import UNREAD, Channel, Loop, RetainedMessageError
 from common.wire import codec
 from common.wire.codings.registry import Marked, compress, expand, marked
-from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
+from common.wire.topics import (
+    EdgeTopic,
+    edge_topic,
+    every_edge,
+    halt_topic,
+    parse_edge_topic,
+    presence_topic,
+)
 from common.wire.v1 import HEADER_BYTES
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
@@ -146,6 +154,7 @@ class CloudService:
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     nonce: InitVar[str | None] = None  # of this process
     quick: bool = True  # ordinary gradients take the quick way
+    authentic: bool = False  # each message that arrives is proven to be of the edge that its topic names
     traffic: Traffic = field(default_factory=Traffic)
     peers: Peers = field(default_factory=Peers)
     first_update: float | None = None
@@ -232,6 +241,11 @@ class CloudService:
         """Count messages that never reached the methods below."""
         if isinstance(error, RetainedMessageError):
             self.dropped["retained"] += 1
+        elif isinstance(error, ForgedMessageError):
+            self.dropped["forged"] += 1
+            self._warn(f"dropped a message on {topic}: {error}")
+            if topic in (presence_topic(self.run), halt_topic(self.run)):
+                self.presence.restore()  # it may be retained in the place of ours
         elif topic == UNREAD:
             self.dropped["packet"] += 1
             self.presence.restore()  # its topic is unknown: it may have replaced either
@@ -255,11 +269,16 @@ class CloudService:
             elif self.quick and quick_way.take(self, edge_id, payload):
                 return
             arrived = codec.decode_gradient(edge_id, plain, size)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             self.dropped["gradient"] += 1
+            self._ban(topic, "banned-malformed", str(error))
             raise
         judged, now = self.server.judge_gradient(arrived), self.loop.now()
-        if judged.is_new or self._may_be_answered(edge_id, now):
+        if judged.refusal == "sequence" and self._ban(
+            topic, "banned-sequence", f"sequence {arrived.sequence}"
+        ):
+            judged = self.server.judge_gradient(arrived)
+        if (judged.is_new and judged.refusal is None) or self._may_be_answered(edge_id, now):
             self.peers.heard(edge_id, now)
             self.answer(self._take(judged, payload, now), now)
 
@@ -288,8 +307,12 @@ class CloudService:
         try:
             address = parse_edge_topic(topic)
             leave = codec.decode_leave(address.edge_id, payload)
-        except RemoteProtocolError:
+            if leave.reason in BANS:
+                raise RemoteProtocolError(f"leave: {leave.reason!r} is the cloud's to say")
+        except RemoteProtocolError as error:
             self.dropped["leave"] += 1
+            if not topic.endswith(EdgeTopic.WILL.value):  # which a broker sends when it likes
+                self._ban(topic, "banned-malformed", str(error))
             raise
         if address.leaf is EdgeTopic.WILL:  # whatever the will says: the broker speaks, not the edge
             leave = Leave(address.edge_id, "lost", leave.nonce)
@@ -300,6 +323,18 @@ class CloudService:
         if leave.on_purpose:
             self.peers.leaves(leave.edge_id, leave.nonce)
         self.answer(self._take(self.server.judge(leave), b"", now), now)
+
+    def _ban(self, topic: str, reason: str, what: str) -> bool:
+        """Ban an edge for the run where a message is proven to be its own; return whether it was."""
+        if not self.authentic:
+            return False
+        edge_id = parse_edge_topic(topic).edge_id
+        account = self.server.edges.get(edge_id)
+        if account is None or account.left:
+            return False
+        self._warn(f"{edge_id}: banned for the rest of the run: {BANS[reason]} ({what})")
+        self._leave(Leave(edge_id, reason, account.nonce))
+        return True
 
     def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
         """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""

@@ -19,13 +19,14 @@ from cloud.admission import EdgeAccount, SentModels
 from cloud.algorithm import Algorithm, WithAverage, WithWeights
 from cloud.server import CloudServer
 from cloud.stages import Stage
+from cloud.sums import Held, InSums
 from common.errors import ConfigurationError
 from common.messages import Halt
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
 from common.problem import Problem, SensitivityRule
 
-_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage, WithWeights)
+_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage, WithWeights, InSums, Held)
 _PLAIN = (bool, int, float, str)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.options import Value, options_of, resolved
 from common.own_code import Catalogue, Description, about
 
@@ -31,6 +31,7 @@ class AlgorithmDescription(Description):
     needs_constants: bool  # L, σ, R and f₀
     requires: tuple[str, ...]  # keys of [algorithm] that must be given
     clipping: str | None  # the only privacy.clipping that it works with
+    takes_sums: bool  # means of sets of releases will do: it runs on secure sums
 
     def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
         """Return the value of every option of its own; ConfigurationError for any other key.
@@ -41,9 +42,10 @@ class AlgorithmDescription(Description):
         values = {key: value for key, value in given.items() if value is not None}
         for key, value in values.items():
             if key not in known and value != _UNSET.get(key):
-                allowed = ", ".join([*shared, *sorted(known)]) or "none"
+                allowed = [*shared, *sorted(known)]
                 raise ConfigurationError(
-                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are {allowed}"
+                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are"
+                    f" {', '.join(allowed) or 'none'}{nearest(key, allowed)}"
                 )
         return resolved(self.options, values, "algorithm", f"{_KEY} = {self.name!r}")
 
@@ -93,6 +95,7 @@ def description_of(name: str, made: Any, key: str = _KEY) -> AlgorithmDescriptio
         needs_constants=bool(getattr(made, "needs_constants", True)),
         requires=tuple(getattr(made, "requires", ())),
         clipping=getattr(made, "clipping", None),
+        takes_sums=bool(getattr(made, "takes_sums", False)),
         options=options_of(made, key),
         made=made,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigurationError, require
+from common.errors import ConfigurationError, nearest, require
 from common.randomness import CounterStreams, Purpose
 
 # A scenario, and with it a welcome, may say when an edge is there: these keep it from making an edge spin or vanish.
@@ -238,6 +238,7 @@ def device_profile(fields: Mapping[str, object], index: int = 0) -> DeviceProfil
     if name not in PRESETS and not enough:
         raise ConfigurationError(
             f"device: name = {name!r}: allowed are {', '.join(PRESETS)}, or give slowdown, reference_ms or availability"
+            f"{nearest(name, PRESETS)}"
         )
     if "distribution" in given:
         given["distribution"] = JitterLaw(given["distribution"])

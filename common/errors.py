@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class MapaError(Exception):
     """Root of every error that we raise on purpose."""
@@ -36,6 +38,10 @@ class RemoteProtocolError(MapaError):
     """A peer violated the protocol; the message is dropped and counted, the service continues."""
 
 
+class ForgedMessageError(RemoteProtocolError):
+    """A message that nothing proves to be its sender's, or one that came before: it says nothing about that sender."""
+
+
 class BrokerUnavailableError(MapaError):
     """No broker can be reached; the connection is retried with backoff."""
 
@@ -44,3 +50,11 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigurationError that names the key, its value and what is allowed, unless the condition holds."""
     if not condition:
         raise ConfigurationError(f"{key} = {value}: must be {allowed}")
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """Return how the error about an unknown name ends: with the one that was probably meant, or with nothing."""
+    from difflib import get_close_matches  # only an error needs it
+
+    near = get_close_matches(given[:64], list(names), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

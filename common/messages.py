@@ -55,7 +55,8 @@ AWAY = "away"  # reason of a leave: the edge comes back by itself
 class Leave:
     """An edge leaves on purpose, by its last will (`lost`), or is long silent (`silent`).
 
-    On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`, `away` (for a while).
+    On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`, `away` (for a while). The
+    cloud's own word is `banned-…`.
     """
 
     edge_id: EdgeId
@@ -91,8 +92,8 @@ class Refuse:
     """A message that cannot be served.
 
     To a hello: `incarnation` (it is meant for another incarnation of the run), `fleet-full`, `epsilon-floor`,
-    `ledger-lost`, `mechanism`, `halted`. To a gradient: `stranger` (say hello first), `full` (send the same bytes
-    again later; no cloud of this project says so).
+    `ledger-lost`, `mechanism`, `halted`, `banned`. To a gradient: `stranger` (say hello first), `full` (send the same
+    bytes again later; no cloud of this project says so).
     """
 
     edge_id: EdgeId
@@ -174,7 +175,7 @@ class GradientApplied(NamedTuple):
 class GradientRefused:
     """A gradient that was not applied.
 
-    `duplicate`, `stranger`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
+    `duplicate`, `stranger`, `after-halt`, `banned`; `incarnation` (another life of the run), `sequence` (not the next
     one), `future`, `no-such-model` (version 0, or before the first model), `sensitivity` (that version had another
     ΔS), `norm` (no honest edge makes so long a gradient), `cap` (beyond the releases that its own pace allows).
     """

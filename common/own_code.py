@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, MapaError, nearest
 from common.options import Option
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -189,8 +189,8 @@ def import_named(name: str, key: str, package: str, attribute: str, names: Colle
     if is_dotted(name):
         return import_dotted(name, key)
     if name not in names:
-        allowed = ", ".join(repr(one) for one in names)
-        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
+        allowed = f"{', '.join(repr(one) for one in names)} or package.module:Class{nearest(name, names)}"
+        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed}")
     return _imported(f"{package}.{name.replace('-', '_')}:{attribute}", key)
 
 

@@ -36,6 +36,7 @@ class Problem:
     first_clip: float | None = None  # C₁ = bΔS₁/2; None: Theorem 3
     rule: SensitivityRule = SensitivityRule.THETA
     measure_tau: bool = False  # τ_max follows the staleness seen
+    edges: int | None = None  # K, where it is known
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, assert_never
@@ -320,7 +321,8 @@ class EdgeClient:
     def _read_early_model(self) -> None:
         if self._early_model is not None and self.session.phase in protocol.WELCOMED:
             early, self._early_model = self._early_model, None
-            self.on_model("", early)
+            with suppress(RemoteProtocolError):  # it is counted, and whoever calls is not at fault
+                self.on_model("", early)
 
     def on_halt(self, _topic: str, payload: bytes) -> None:
         if (

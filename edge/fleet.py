@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
-from common.errors import RemoteProtocolError
+from common.errors import ForgedMessageError, RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
 from common.models.features import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.telemetry.family import published
-from common.transport.channel import Channel, Loop, RetainedMessageError, Will
+from common.transport.channel import Channel, Guard, Loop, RetainedMessageError, Will
 from common.transport.connection import (
     BrokerAddress,
     Credentials,
@@ -133,6 +133,8 @@ class EdgeFleet:
         if settings.own is not None:
             settings.own.check()
         self.settings = settings
+        for name in settings.accounts or ():  # a file that does not fit is the operator's to fix, likewise
+            self._guard(EdgeId(name), "0" * 16)
         self.say, self.note = say, note
         self.loop = SelectorLoop()
         self.background = BackgroundThread(self.loop)
@@ -205,14 +207,15 @@ class EdgeFleet:
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts = self.settings.accounts
-        farewell = Leave(edge_id, "lost", client.nonce)
+        credentials, guard = self._credentials(edge_id), self._guard(edge_id, client.nonce)
+        farewell = encode(Leave(edge_id, "lost", client.nonce))
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            credentials=self.settings.credentials if accounts is None else accounts[edge_id],
+            credentials=credentials,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
-            will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode(farewell)),
+            will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), farewell).proven_by(guard),
+            guard=guard,
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
         )
         channel = MqttChannel(
@@ -245,6 +248,19 @@ class EdgeFleet:
 
         self.loop.call_later(_FIRST_LOOK, look)
         return channel
+
+    def _credentials(self, edge_id: EdgeId) -> Credentials:
+        accounts = self.settings.accounts
+        return self.settings.credentials if accounts is None else accounts[edge_id]
+
+    def _guard(self, edge_id: EdgeId, nonce: str) -> Guard | None:
+        """Return what proves this edge's messages; None: nothing does."""
+        folder = self._credentials(edge_id).identity
+        if folder is None:
+            return None
+        from common.transport.identity import edge_guard  # cryptography: megabytes, only for who signs
+
+        return edge_guard(folder, self.settings.run, edge_id, nonce)
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
@@ -303,8 +319,8 @@ class EdgeFleet:
             self.loop.stop()
 
     def _violated(self, client: EdgeClient, topic: str, error: RemoteProtocolError) -> None:
-        if isinstance(error, RetainedMessageError):
-            client.dropped["retained"] += 1
+        if isinstance(error, RetainedMessageError | ForgedMessageError):
+            client.dropped["retained" if isinstance(error, RetainedMessageError) else "forged"] += 1
         self._complaints += 1  # also of what was never read: any client can send any number
         if self._complaints <= _COMPLAINTS:
             self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")

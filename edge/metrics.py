@@ -19,7 +19,7 @@ from edge.session import WELCOMED, Phase
 
 EVERY = 5.0  # seconds between two readings: when exactly a release was made does not show
 STATES = ("joining", "training", "ended")
-DROPPED = ("halt", "model", "presence", "retained", "welcome")
+DROPPED = ("forged", "halt", "model", "presence", "retained", "welcome")
 _COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 
 RUN_INFO = Family("mapa_edge_run_info", _GAUGE, "1, with the run's name.", "run", most=1)

@@ -393,7 +393,7 @@ class EdgeSession:
                 return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
             case "fleet-full":
                 return self._done(EXIT_FULL, f"the fleet is full: {refuse.detail}")
-            case "epsilon-floor" | "mechanism":
+            case "banned" | "epsilon-floor" | "mechanism":
                 return self._done(EXIT_REFUSED, f"refused, {refuse.reason}: {refuse.detail}")
             case _:
                 return []  # no reason that a cloud gives: the hello is said again when its time comes

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.errors import LocalProtocolError
+from common.errors import LocalProtocolError, RemoteProtocolError
 from common.mechanism.clipping import check_bound
+from common.mechanism.grid import Integers
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.part import check_vector
 from common.mechanism.sampler import check_draw
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets, feature_length
 from common.noise.law import NoiseLaw
-from common.quantities import ClippedGradient, EdgeId, Indices, NoisyGradient, Vector, is_finite
+from common.quantities import (
+    ClippedGradient,
+    EdgeId,
+    Indices,
+    NoisyGradient,
+    PerSampleGradients,
+    Vector,
+    is_finite,
+)
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario
@@ -51,7 +61,16 @@ class EdgeWorker:
     def check(self, received: ModelReceived) -> None:
         """Raise RemoteProtocolError where no release could be private under the ΔS that was received."""
         if self.mechanism.law is not None:
-            check_bound(self.mechanism.batch_size * received.sensitivity / 2)
+            self._check_bound(self.mechanism.batch_size * received.sensitivity / 2)
+
+    def _check_bound(self, bound: float) -> None:
+        """Refuse a C that no noise follows, or with sums another than the agreed one: theirs is for that alone."""
+        check_bound(bound)
+        grid = self.mechanism.grid
+        if grid is not None and grid.clip and not math.isclose(bound, grid.clip, rel_tol=1e-9):
+            raise RemoteProtocolError(
+                f"clipping bound bΔS/2 = {bound:g}: the terms of this run's sums say {grid.clip:g}"
+            )
 
     def receive(self, received: ModelReceived) -> GradientMade:
         """Lines 3-8: make the next gradient on the model that was received."""
@@ -74,7 +93,7 @@ class EdgeWorker:
         mechanism = self.mechanism
         bound, steps = mechanism.batch_size * sensitivity / 2, mechanism.steps
         if mechanism.law is not None:
-            check_bound(bound)
+            self._check_bound(bound)
         draws = iter(range((n - 1) * steps + 1, n * steps + 1))
 
         def release(x: Vector) -> NoisyGradient:
@@ -92,11 +111,42 @@ class EdgeWorker:
                 check_vector(mechanism.work, "local.work", made, x.size, finite=finite)
         return made
 
+    def integers(self, received: ModelReceived) -> Integers:
+        """Return the next release as the integers that secure sums mask; λx is public, and the cloud's to add."""
+        self.sequence += 1
+        x, sensitivity, law = received.model, received.sensitivity, self.mechanism.law
+        self._check_bound(self.mechanism.batch_size * sensitivity / 2)
+        if law is None or self.mechanism.grid is None or self.mechanism.steps != 1:
+            raise LocalProtocolError("integers of a release that has no noise, no grid, or several steps")
+        with np.errstate(over="ignore", invalid="ignore"):
+            clipped = self._clipped(x, sensitivity, self.sequence, law)
+            rng = self.streams.at(self.index, Purpose.NOISE, self.sequence)
+            return integers(clipped, self.mechanism, law, sensitivity, rng)
+
     def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         """Return g̃ at x, with the n-th batch and noise."""
-        mechanism, shard = self.mechanism, self.shard
+        mechanism = self.mechanism
         b, law = mechanism.batch_size, mechanism.law
-        sampler = mechanism.sampler
+        if law is None:
+            mean = self._gradients(x, n).weighted_sum(None)
+            mean /= np.float32(b)
+            mean += np.float32(self.regularization) * x
+            return NoisyGradient(mean)
+        clipped = self._clipped(x, sensitivity, n, law)
+        rng = self.streams.at(self.index, Purpose.NOISE, n)
+        if mechanism.grid is not None:
+            released = on_grid(clipped, mechanism, law, sensitivity, rng)
+        else:
+            released = perturb(clipped, law, sensitivity, self.noised, rng)
+        # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
+        # that the noise is too small to hide.
+        released += np.float32(self.regularization) * x
+        return released
+
+    def _gradients(self, x: Vector, n: int) -> PerSampleGradients:
+        """Return the gradients of the n-th batch at x."""
+        mechanism, shard = self.mechanism, self.shard
+        b, sampler = mechanism.batch_size, mechanism.sampler
         drawn = sampler.draw(self.streams, self.index, n, len(shard), b)
         if ":" in sampler.name:  # of one's own: its statement is checked against what it draws
             check_draw(sampler, drawn, len(shard), b)
@@ -107,20 +157,15 @@ class EdgeWorker:
         )
         if self.diagnose is not None:
             self.diagnose(n, float(np.linalg.norm(gradients.weighted_sum(None))) / b)
-        if law is None:
-            mean = gradients.weighted_sum(None)
-            mean /= np.float32(b)
-            mean += np.float32(self.regularization) * x
-            return NoisyGradient(mean)
-        clipped = mechanism.clipping.clip(gradients, b * sensitivity / 2, b, law.norm)
-        if ":" in mechanism.clipping.name:
-            check_vector(mechanism.clipping, "privacy.clipping", clipped, self.model.dimension)
-        rng = self.streams.at(self.index, Purpose.NOISE, n)
-        released = perturb(clipped, law, sensitivity, self.noised, rng)
-        # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
-        # that the noise is too small to hide.
-        released += np.float32(self.regularization) * x
-        return released
+        return gradients
+
+    def _clipped(self, x: Vector, sensitivity: float, n: int, law: NoiseLaw) -> ClippedGradient:
+        """Return the clipped mean of the n-th batch at x."""
+        b, clipping = self.mechanism.batch_size, self.mechanism.clipping
+        clipped = clipping.clip(self._gradients(x, n), b * sensitivity / 2, b, law.norm)
+        if ":" in clipping.name:
+            check_vector(clipping, "privacy.clipping", clipped, self.model.dimension)
+        return clipped
 
 
 def perturb(
@@ -141,6 +186,33 @@ def perturb(
     released = gradient.astype(np.float32)
     released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
     return NoisyGradient(released)
+
+
+def integers(
+    gradient: ClippedGradient,
+    mechanism: Mechanism,
+    law: NoiseLaw,
+    sensitivity: float,
+    rng: np.random.Generator,
+) -> Integers:
+    """Return rint(s·Σ clipped g) + noise, what is released on a grid; with sums, what is masked."""
+    grid, b = mechanism.grid, mechanism.batch_size
+    assert grid is not None
+    total = np.multiply(gradient, b, dtype=np.float64)
+    return grid.release(total, law.parameters["noise_multiplier"], b * sensitivity / 2, rng)
+
+
+def on_grid(
+    gradient: ClippedGradient,
+    mechanism: Mechanism,
+    law: NoiseLaw,
+    sensitivity: float,
+    rng: np.random.Generator,
+) -> NoisyGradient:
+    """Return the same as a mean in float32: of the integers alone, so whatever is rounded here tells nothing more."""
+    made, grid, b = integers(gradient, mechanism, law, sensitivity, rng), mechanism.grid, mechanism.batch_size
+    assert grid is not None
+    return NoisyGradient((made / (grid.scale(b * sensitivity / 2) * b)).astype(np.float32))
 
 
 def worker_for(

@@ -391,17 +391,21 @@ class PayloadRecorder:
     directory: Path
     limit: int
     on_full: Callable[[], None] | None = None
+    sealed: bool = False  # behind each message stands a seal, which an observer cannot check
     kept: set[str] = field(default_factory=set)
     _models: dict[EdgeId, bytes] = field(default_factory=dict)
 
     def model(self, topic: str, payload: bytes) -> None:
-        self._models[parse_edge_topic(topic).edge_id] = expand(payload, EVERY)
+        self._models[parse_edge_topic(topic).edge_id] = self._body(payload)
+
+    def _body(self, payload: bytes) -> bytes:
+        return expand(payload[: -v1.SEAL_BYTES] if self.sealed else payload, EVERY)
 
     def gradient(self, topic: str, payload: bytes) -> None:
         """Keep the payload, and the model that it answers where that was seen; a resent one only once."""
         if len(self.kept) >= self.limit:
             return
-        edge_id, payload = parse_edge_topic(topic).edge_id, expand(payload, EVERY)
+        edge_id, payload = parse_edge_topic(topic).edge_id, self._body(payload)
         dimension = max(1, (len(payload) - v1.HEADER_BYTES) // 4)
         arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
         stem = f"{edge_id}-{arrived.sequence:08d}"
@@ -415,7 +419,13 @@ class PayloadRecorder:
 
 
 def record_payloads(
-    channel: Channel, run: RunId, directory: Path, limit: int, on_full: Callable[[], None] | None = None
+    channel: Channel,
+    run: RunId,
+    directory: Path,
+    limit: int,
+    on_full: Callable[[], None] | None = None,
+    *,
+    sealed: bool = False,
 ) -> PayloadRecorder:
     """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, as they were on the wire, decoded.
 
@@ -424,7 +434,7 @@ def record_payloads(
     if limit < 1:
         raise ConfigurationError(f"limit = {limit}: must be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
-    recorder = PayloadRecorder(directory, limit, on_full)
+    recorder = PayloadRecorder(directory, limit, on_full, sealed)
     channel.subscribe(every_edge(run, EdgeTopic.MODEL), recorder.model)
     channel.subscribe(every_edge(run, EdgeTopic.GRADIENT), recorder.gradient)
     return recorder

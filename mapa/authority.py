@@ -28,7 +28,7 @@ from common.wire.topics import edge_id
 
 try:
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -115,17 +115,20 @@ class Identity:
     key: bytes
     certificate: bytes
     authority: bytes
+    edges: bytes | None = None  # the authority that a service knows edges by
 
     def write(self, folder: Path) -> None:
-        """Write key.pem, cert.pem and ca.pem, readable by their owner alone."""
+        """Write key.pem, cert.pem, ca.pem and a service's edges.pem, readable by their owner alone."""
         for missing in (folder.parent, folder):
             missing.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in (
             ("key.pem", self.key),
             ("cert.pem", self.certificate),
             ("ca.pem", self.authority),
+            ("edges.pem", self.edges),
         ):
-            write_private(folder / name, content)
+            if content is not None:
+                write_private(folder / name, content)
 
 
 class Authority:
@@ -167,10 +170,14 @@ class Authority:
     def _register_file(self) -> Path:
         return self.folder / "register.json"
 
+    def certificate_of(self, issuer: str) -> bytes:
+        """Return the certificate of the authority of edges or of services as PEM."""
+        self._certificate_of(issuer)
+        return (self.folder / f"{issuer}.pem").read_bytes()
+
     @property
     def services_certificate(self) -> bytes:
-        self._certificate_of("services")
-        return (self.folder / "services.pem").read_bytes()
+        return self.certificate_of("services")
 
     @property
     def fingerprint(self) -> str:
@@ -202,10 +209,11 @@ class Authority:
             if role is not Role.BROKER
             else ec.generate_private_key(ec.SECP256R1())
         )
-        services = self.services_certificate  # what cannot be read is said before anything changes
+        services = self.certificate_of("services")  # what cannot be read is said before anything changes
         with self._changed() as register:
             certificate = self._sign(register, name, role, key.public_key(), again=again, host=host)
-        return Identity(_key_pem(key), certificate, services)
+        edges = None if role is Role.EDGE else self.certificate_of("edges")
+        return Identity(_key_pem(key), certificate, services, edges)
 
     def _sign(
         self,
@@ -398,7 +406,7 @@ def _requested_key(request: bytes) -> ed25519.Ed25519PublicKey:
         key = read.public_key()
         if read.is_signature_valid and isinstance(key, ed25519.Ed25519PublicKey):
             return key
-    except (ValueError, InvalidSignature, UnsupportedAlgorithm):
+    except Exception:  # a parser at the border: whatever it says, the bytes are at fault
         pass
     raise ConfigurationError(f"request: must be {allowed}")
 

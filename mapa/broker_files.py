@@ -80,6 +80,9 @@ pattern write mapa/v1/+/edge/%u/leave
 pattern write mapa/v1/+/edge/%u/will
 pattern read mapa/v1/+/edge/%u/welcome
 pattern read mapa/v1/+/edge/%u/model
+pattern write mapa/v1/+/helper/%u/hello
+pattern write mapa/v1/+/helper/%u/reply
+pattern read mapa/v1/+/helper/%u/ask
 pattern read mapa/v1/+/halt
 pattern read mapa/v1/+/cloud
 """
@@ -122,11 +125,13 @@ def issue_server(folder: Path, authority: Authority) -> None:
 
 
 def write_revocations(folder: Path, authority: Authority) -> None:
-    """Write the lists of what was revoked; of several writers the last one knows all."""
+    """Write the lists of what was revoked, for the cloud too; of several writers the last one knows all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    readers = [folder, *(place for place in [folder.parent / CLOUD] if (place / "edges.pem").exists())]
     with authority.locked():
         for issuer in ("edges", "services"):
-            write_private(folder / f"{issuer}.crl", authority.revocations(issuer))
+            for place in readers:
+                write_private(place / f"{issuer}.crl", authority.revocations(issuer))
 
 
 def write_passwords(folder: Path, passwords: Mapping[str, str]) -> None:

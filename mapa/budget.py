@@ -82,7 +82,7 @@ def _multipliers(
         with kept_in(user_cache()):
             z = found[releases, size] = calibrate(
                 budget,
-                scenario.mechanism(None),
+                scenario.mechanism(None).in_sums(),
                 releases=releases,
                 shard_size=size,
                 law=privacy.described.made,
@@ -114,7 +114,12 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
     kinds = [ReleaseKind(scenario.mechanism(scenario.law(k)), size) for k, size in enumerate(shard_sizes)]
     if privacy.release_caps is None:
         with kept_in(user_cache()):
-            return [max_messages(budget, kind) for kind in kinds]
+            caps = [max_messages(budget, kind.in_sums) for kind in kinds]
+            most = None if scenario.secure is None else scenario.secure.own_epsilon
+            if most is None:
+                return [*caps]
+            alone = Budget(most, privacy.total_delta)
+            return [min(cap, max_messages(alone, kind)) for cap, kind in zip(caps, kinds, strict=True)]
     own = [privacy.cap(k) for k in range(len(kinds))]
     for k, (cap, kind) in enumerate(zip(own, kinds, strict=True)):
         if cap is not None and not keeps(budget, kind, cap):

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from common.errors import ConfigurationError, MapaError
 from mapa import output
 from mapa.commands.completion import VARIABLE
+from mapa.commands.help import SETTINGS, PanelledCommand, SectionedGroup
 from mapa.commands.options import with_added_options
 from mapa.processes import interrupted_by_signals, one_thread
 
@@ -38,7 +39,7 @@ _TRAINED = (
 # By the words behind `mapa`: the first line of the help, which `mapa --help` shows without loading a command ("": it is
 # one of a group), and the words behind the name as an example.
 COMMANDS = {
-    "init": ("Write a project: a scenario, a model of your own, and how to run it.", "my-project"),
+    "init": ("Write a project: a scenario, a model of your own, how to run it.", "my-project"),
     "simulate": ("Simulate a scenario without a network.", "quickstart --seed 1 --set algorithm.theta=0.7"),
     "run": (
         "Train with a broker, a cloud and edge processes on this machine.",
@@ -53,76 +54,76 @@ COMMANDS = {
         "--broker vm.example.org --run first --total-epsilon 2",
     ),
     "containers": (
-        "Train in containers on this machine, one per edge, with faults on request.",
+        "Train in containers on this machine, with faults on request.",
         "quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'",
     ),
     "chaos": (
-        "Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run.",
+        "Train under kills, cuts and full disks; check what became of it.",
         "quickstart --seed 1 --minutes 10",
     ),
     "schedule": (
-        "Print ΔS, Δ_b, P, γ and T_s of every stage that begins within T updates.",
+        "Print ΔS, Δ_b, P, γ and T_s of the stages within T updates.",
         "--batch-size 12 --sigma 30 --smoothness 10 --delta 1e-3 --theta 0.5"
         " --epsilon 0.1 --tau-max 5 --loss-gap 2.3 --iterations 25000",
     ),
     "algorithms": (
-        "List the algorithms: what each does, whether its edges clip and noise, and its options.",
+        "List the algorithms: what each does, and its options.",
         "mapa",
     ),
     "pace": (
-        "Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records.",
+        "Measure how many gradients a second this machine makes.",
         "quickstart --seconds 5",
     ),
     "calibrate": (
-        "Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).",
+        "Find the smallest noise multiplier z within a total (ε, δ).",
         "--total-epsilon 2 --releases 200 --batch-size 32 --shard 1000",
     ),
     "attack": (
-        "Reconstruct images from gradients that the real edge code released: a table and a picture grid.",
+        "Reconstruct images from gradients that the edge code released.",
         "quickstart --epsilon 0.1 --epsilon 1",
     ),
     "observe": (
-        "Record the gradients of a run as any reader of its topics sees them; Ctrl-C ends it early.",
+        "Record the gradients of a run as any reader of its topics can.",
         "--broker vm.example.org --run first --out payloads --limit 10",
     ),
     "audit": (
-        "Bound ε from below by attacking the real release code; exit 1 where a claim is refuted.",
+        "Bound ε from below by attacking the real release code.",
         "quickstart --rounds 20000",
     ),
     "reproduce": (
-        "Run the paper's experiments and judge its claims: report.html, pictures, tables.",
+        "Run the paper's experiments and judge its claims.",
         "--quick",
     ),
     "compare": (
-        "Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds.",
+        "Plot runs: a metric over updates and over seconds.",
         "RUN ANOTHER-RUN --out comparison",
     ),
     "dashboard": (
-        "Serve a live page of the runs in a folder. It reads records and changes nothing.",
+        "Serve a live page of the runs in a folder; changes nothing.",
         "--runs-dir runs --open",
     ),
     "export": (
-        "Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program.",
+        "Write a run's records for another program.",
         "RUN --to tensorboard --follow",
     ),
     "replay": (
-        "Compute a run's final model from its gradient log and tell whether it is the same bit for bit.",
+        "Compute a run's model from its gradient log; same bit for bit?",
         "RUN --algorithm audp",
     ),
     "bundle": (
-        "Put a run that has ended into one file: records, gradient log, ledger statements, model, with hashes.",
+        "Put a run that has ended into one file, with hashes.",
         "RUN --ledger state --out run.mapa.zip",
     ),
     "verify": (
-        "Check that a run's records, log, statements and model agree; needs no data set.",
+        "Check that records, log, statements and model of a run agree.",
         "run.mapa.zip",
     ),
     "scenarios": (
-        "Show the shipped scenarios as a table: model, data, K, T, algorithm, budget, purpose.",
+        "Show the shipped scenarios as a table.",
         "--model lr",
     ),
     "doctor": (
-        "Check this machine: what is missing, what it is needed for, how to fix it. Changes nothing.",
+        "Check this machine: what is missing, and how to fix it.",
         "--for containers --for dashboard",
     ),
     "completion": (
@@ -133,7 +134,7 @@ COMMANDS = {
     "runs list": ("", "--state finished --sort started"),
     "runs show": ("", "latest"),
     "runs rm": ("", "quickstart-20260101-120000-0123abcd --yes"),
-    "ledger": ("Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.", "runs/RUN"),
+    "ledger": ("Privacy spent; `mapa ledger RUN` is `mapa ledger show RUN`.", "runs/RUN"),
     "ledger show": ("", "runs/RUN"),
     "ledger charge": ("", "--state state --run first --edge edge-0123456789ab --through 58"),
     "scenario": ("Scenario files: one TOML = one run.", "show quickstart --set edges=20"),
@@ -161,6 +162,14 @@ COMMANDS = {
     ),
     "devices list": ("", "--json"),
     "devices measure": ("", "--name attic --against 0.4"),
+}
+SECTIONS = {  # of `mapa --help`
+    "Start": ("init", "scenarios", "scenario", "data", "doctor", "completion"),
+    "Run": ("simulate", "run", "cloud", "edge", "containers"),
+    "Look": ("runs", "dashboard", "compare", "export", "verify", "bundle", "replay"),
+    "Privacy": ("ledger", "calibrate", "audit", "attack", "observe"),
+    "Research": ("algorithms", "schedule", "reproduce"),
+    "Operate": ("certs", "chaos", "devices", "pace"),
 }
 GROUPS = ("runs", "ledger", "scenario", "data", "certs", "devices")
 _PLACES = {  # where a command's function is, if not NAME_command in mapa/commands/NAME.py
@@ -216,8 +225,10 @@ def _epilog(name: str) -> str:
     return f"Example: {example(name)}\n\nExit codes: {exit_codes(name)}."
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(SectionedGroup):
     """The program: it knows the first line of every command's help, and imports the one that is called."""
+
+    sections = SECTIONS
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -246,15 +257,15 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         loaded: Any = importlib.import_module(module)
         found = getattr(loaded, attribute)
         if name not in GROUPS:
-            kind = getattr(loaded, "COMMAND_CLASS", None)
+            kind = getattr(loaded, "COMMAND_CLASS", PanelledCommand)
             app.command(name, cls=kind, epilog=_epilog(name))(with_added_options(found, name))
             continue
         for command in found.registered_commands:
             words = f"{name} {command.name or getattr(command.callback, '__name__', '')}"
-            command.epilog = _epilog(words)
+            command.epilog, command.cls = _epilog(words), PanelledCommand
             if command.callback is not None:
                 command.callback = with_added_options(command.callback, words)
-        app.add_typer(found, name=name, epilog=_epilog(name))
+        app.add_typer(found, name=name, cls=found.info.cls or SectionedGroup, epilog=_epilog(name))
     return app
 
 
@@ -266,7 +277,12 @@ def named_in(arguments: Sequence[str]) -> str | None:
 
 def _program() -> typer.Typer:
     app = typer.Typer(
-        name="mapa", cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+        name="mapa",
+        cls=LazyGroup,
+        context_settings=SETTINGS,
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
     )
 
     @app.callback(epilog=_epilog(""))

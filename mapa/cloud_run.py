@@ -73,6 +73,11 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
+        if scenario.secure is not None:
+            raise ConfigurationError(
+                f"secure.at_least = {scenario.secure.at_least}: sums are simulated so far, by `mapa simulate` with"
+                " --engine events; no service opens them yet"
+            )
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it
@@ -270,12 +275,17 @@ def open_cloud(
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
     )
-    offline = encode(Presence(False, nonce, server.incarnation))
+    offline, guard = encode(Presence(False, nonce, server.incarnation)), None
+    if credentials.identity is not None:
+        from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
+
+        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
         credentials=credentials,
-        will=Will(presence_topic(run), offline, retain=True),
+        will=Will(presence_topic(run), offline, retain=True).proven_by(guard),
+        guard=guard,
         max_packet=packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
@@ -291,6 +301,7 @@ def open_cloud(
         say=view.say,
         gather=gather,
         nonce=nonce,
+        authentic=guard is not None,
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None

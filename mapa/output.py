@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -87,11 +87,40 @@ def _safe_console() -> type[Console]:
 
 def print_wide(table: Table) -> None:
     """Print a table as wide as it needs: lines that run over on a narrow screen can be read, a folded table cannot."""
+    out = console()
+    out.width = max(out.width, _needed_width(out, table))
+    out.print(table)
+
+
+def _needed_width(out: Console, table: Table) -> int:
     from rich.measure import Measurement
 
-    out = console()
-    out.width = max(out.width, Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum)
-    out.print(table)
+    return Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum
+
+
+def print_fitting(
+    columns: Mapping[str, str], rows: Sequence[Sequence[str]], droppable: Sequence[str]
+) -> None:
+    """Print a table, on a terminal without those of the droppable columns, the first first, that do not fit in it.
+
+    `columns` says of each whether it stands left or right.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    out, places, left_out = console(), list(columns), list(droppable)
+    while True:
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for name in places:
+            table.add_column(
+                printable(name), overflow="fold", justify="right" if columns[name] == "right" else "left"
+            )
+        at = [list(columns).index(name) for name in places]
+        for row in rows:
+            table.add_row(*(Text(printable(row[place])) for place in at))
+        if not out.is_terminal or not left_out or _needed_width(out, table) <= out.width:
+            return print_wide(table)
+        places.remove(left_out.pop(0))
 
 
 def print_json(value: object) -> None:

@@ -83,7 +83,7 @@ def last_lines(log: Path, lines: int = 3) -> str:
 PREFIX = "MAPA_"  # a shell may well have a RUN, SEED or LINK that means something else
 _CONNECTION = (
     *("BROKER", "RUN", "BROKER_USERNAME", "BROKER_PASSWORD_FILE", "PLAIN_PASSWORD", "CONNECT_TIMEOUT"),
-    *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "IDENTITY", "METRICS_PORT", "METRICS_ADDRESS"),
+    *("TLS", "TLS_CA", "TLS_CERT", "TLS_KEY", "IDENTITY", "AUTHENTIC", "METRICS_PORT", "METRICS_ADDRESS"),
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
 RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run

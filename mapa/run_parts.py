@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud.assembly import settled
+from cloud.assembly import settled, with_grid
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset, Inputs, Labels, Samples, content_checksum
@@ -95,7 +95,7 @@ def assemble(
     model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir)
     rows = shards_for(scenario, dataset.train)
     noised = calibrated(scenario, [len(shard) for shard in rows], say)
-    return RunParts(settled(noised, model), dataset, model, rows)
+    return RunParts(with_grid(settled(noised, model), model), dataset, model, rows)
 
 
 def _assemble_own(
@@ -122,7 +122,7 @@ def _assemble_own(
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
     model = model_for(scenario, schema.shape, schema.classes, schema.target_range, data_dir)
     noised = calibrated(scenario, sizes or [least] * scenario.workers, say)
-    return RunParts(settled(noised, model), dataset, model, rows)
+    return RunParts(with_grid(settled(noised, model), model), dataset, model, rows)
 
 
 def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.metrics import Metric
 from common.records.reader import RunRecords, read_run, records_in
 from common.records.regular import MOST_MODEL, regular_bytes
@@ -90,7 +90,9 @@ class Run:
     def to_pandas(self, table: str = "metrics") -> pandas.DataFrame:
         """Return a table as a data frame: updates, metrics, stages or edges."""
         if table not in TABLES:
-            raise ConfigurationError(f"table = {table!r}: allowed are {', '.join(TABLES)}")
+            raise ConfigurationError(
+                f"table = {table!r}: allowed are {', '.join(TABLES)}{nearest(table, TABLES)}"
+            )
         try:
             import pandas
         except ImportError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.devices import MOST_ROWS, PRESETS, Span, windows_from_csv
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.noise.registry import describe_law, laws_with
 from common.own_code import code_named_by, use_code_beside
 from common.records.regular import regular_bytes
@@ -36,8 +36,9 @@ def find_scenario(name: str) -> Path:
     shipped = SHIPPED / f"{name}.toml"
     if shipped.is_file():
         return shipped
+    near = nearest(name, shipped_names())
     raise ConfigurationError(
-        f"scenario = {name!r}: no such file, and not one of {', '.join(shipped_names())}"
+        f"scenario = {name!r}: no such file, and no shipped scenario (as quickstart is; see `mapa scenarios`){near}"
     )
 
 

@@ -12,6 +12,7 @@ from common.errors import LocalProtocolError, RemoteProtocolError
 from common.transport.channel import (
     UNREAD,
     Bytes,
+    Guard,
     OnMessage,
     OnViolation,
     Routes,
@@ -163,14 +164,15 @@ class MemoryChannel:
         on_connected: Callable[[], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
         on_violation: OnViolation = ignore_violation,
+        guard: Guard | None = None,
     ) -> None:
-        self.will = will
+        self.will, self._guard = will, guard
         self.connected = self.closed = self.failed = False
         self.refusal: str | None = None
         self.last_error = ""
         self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
         self._broker = broker
-        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error), guard)
         self._subscribed: dict[str, bool] = {}  # topic → whether a filter matches it
         self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
         self._max_packet = 1 << 28
@@ -197,6 +199,11 @@ class MemoryChannel:
             self.lose()
 
     def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
+        if self._guard is not None:
+            sealed = self._guard.seal(topic, *payload)
+            if sealed is None:
+                return False
+            payload = sealed
         whole = b"".join(payload)
         if self.connected:
             self._broker.route(topic, whole, retain=retain, qos=qos)

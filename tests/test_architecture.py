@@ -26,12 +26,14 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge", "mapa"},
 }
 _PURE = {
-    "cloud": ("stages", "algorithm", "admission", "server", "snapshot"),
-    "edge": ("policy", "worker", "session"),
+    "cloud": ("stages", "algorithm", "admission", "server", "snapshot", "secure_sums"),
+    "edge": ("policy", "worker", "session", "masking"),
     "common": ("problem", "quantities", "messages", "errors", "options"),
     "common/noise": ("law", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry"),
+    "common/wire": ("signatures", "sessions", "guards"),
     "common/wire/codings": ("coding", "float16", "int8", "registry"),
     "mapa/dashboard": ("series",),
+    "mapa/helper": ("helper",),
     "cloud/algorithms": tuple(name.replace("-", "_") for name in algorithm_names()),
 }
 PURE = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -17,6 +17,8 @@ class Adam(FixedBound):
 
     Steps do not depend on the scale of gradients, so ρ is not divided by C; e is in units of C for the same reason.
     """
+
+    takes_sums: ClassVar[bool] = True
 
     rate: float = option("ρ, the size of a step in each coordinate", above=0)
     beta1: float = option("β₁ of the first moment", 0.9, at_least=0, below=1)

@@ -21,6 +21,7 @@ class Constant(StepSchedule):
     private: ClassVar[bool] = True
     needs_constants: ClassVar[bool] = False
     requires: ClassVar[tuple[str, ...]] = ("first_clip",)
+    takes_sums: ClassVar[bool] = True
 
     rate: float = option("ρ: γ_t = ρ/C with C = first_clip", above=0)
     rate_decay: str = option("linear: ρ falls to 0 over T updates", "none", choices=("none", "linear"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -20,6 +20,8 @@ class FedBuff(FixedBound):
 
     As published, staleness counts moves of x, not gradients: a gradient made in this very round of m has τ = 0.
     """
+
+    takes_sums: ClassVar[bool] = True
 
     buffer: int = option("m, gradients in the buffer", 10, at_least=1, at_most=100_000)
     staleness_scaling: bool = option("scale each gradient by 1/√(1+τ)", default=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from common.quantities import Vector
 @dataclass(frozen=True, slots=True, eq=False)
 class Momentum(FixedBound):
     """u ← βu + (1 − β)g̃, x ← x − ρ/C·u: each gradient counts as with `constant`, spread over many updates."""
+
+    takes_sums: ClassVar[bool] = True
 
     beta: float = option("β", 0.9, at_least=0, below=1)
 

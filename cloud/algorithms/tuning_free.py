@@ -25,6 +25,7 @@ class TuningFree(StepSchedule):
     private: ClassVar[bool] = True
     needs_constants: ClassVar[bool] = False
     clipping: ClassVar[str | None] = "normalised"
+    takes_sums: ClassVar[bool] = True
 
     rate: float = option(
         "ρ; 0: 1.5·b/(ℓ·z·√T) with ℓ the model's fixed feature length, which not every model has",

@@ -106,6 +106,11 @@ class ReleaseKind:
         """State what one release guarantees, before amplification."""
         return self.mechanism.guarantee(adjacency)
 
+    @property
+    def in_sums(self) -> Self:
+        """As the cloud sees it where it sees sums alone; the same where no release is summed."""
+        return replace(self, mechanism=self.mechanism.in_sums())
+
 
 def check_together(run: str, kind: ReleaseKind, earlier: Iterable[Spent]) -> None:
     """Refuse a run whose releases have no bound together with earlier ones of the same records.

@@ -111,9 +111,45 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
         return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
     if reason := _not_private(merged):
         return Total(delta=delta, reason=reason)
+    missed = _missed(merged)
+    left = delta - _spared(delta, missed)
     if len(merged) > 1:
-        return _adaptive_total(merged, delta)
-    return _total(merged[0], delta, quick, replace_one and not quick)
+        found = _adaptive_total(merged, left)
+    else:
+        found = _total(merged[0], left, quick, replace_one and not quick)
+    return found if missed == 0 else _of_integers(found, delta, missed)
+
+
+def delta_left(spent: Sequence[Spent], delta: float) -> float:
+    """Return what of δ is left for accounting Gaussians, where integers lie a little beside them."""
+    return delta - _spared(delta, _missed(spent))
+
+
+def _missed(spent: Sequence[Spent]) -> float:
+    """Return how far releases that are integers lie from what is accounted, in total variation."""
+    grids = ((item.kind.mechanism.grid, item.charges) for item in spent)
+    return sum(grid.missed(charges) for grid, charges in grids if grid is not None)
+
+
+def _spared(delta: float, missed: float) -> float:
+    return delta * 2.0**-10 if missed else 0.0
+
+
+def _of_integers(found: Total, delta: float, missed: float) -> Total:
+    """Return what was found at δ less what is spared, at δ: P ≤ e^ε·Q + δ' of Gaussians gives δ' + (1 + e^ε)·missed.
+
+    Where that is more than was spared, nothing is claimed.
+    """
+    most = math.log(_spared(delta, missed) / missed - 1) if missed < delta * 2.0**-11 else -math.inf
+
+    def kept(figure: float | None) -> float | None:
+        return figure if figure is not None and figure <= most else None
+
+    figures = {method: kept(figure) for method, figure in found.by_method().items()}
+    reason = found.reason
+    if found.is_private and not any(figure is not None for figure in figures.values()):
+        reason = "ε is too large for what integers may differ from Gaussian noise"
+    return replace(found, delta=delta, replace_one=kept(found.replace_one), reason=reason, **figures)
 
 
 def total_of_records(spent: Iterable[ShardSpent], delta: float) -> Total:

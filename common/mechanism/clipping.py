@@ -43,6 +43,10 @@ class Clipping(Part):
         """Return how far one record that fills so many places moves what `clip` returns, in units of C."""
         raise NotImplementedError
 
+    def length_over_clip(self, rows: float, batch_size: int) -> float:
+        """Return the length in L2 of what `clip` makes of so many rows, at most, in units of C; ∞: not known."""
+        return rows / batch_size if self.bounds_each_sample else math.inf
+
     def fitted(self, feature_length: float) -> Self:  # noqa: ARG002
         """Return it as an edge uses it with a model whose features have this length; 0: not known."""
         return self

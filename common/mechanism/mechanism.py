@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from common.errors import ConfigurationError
 from common.mechanism.clipping import BLOCK_FORMS, CLIPPINGS, Clipping
 from common.mechanism.clippings.per_sample import PerSample
+from common.mechanism.grid import Grid
 from common.mechanism.guarantee import MOST_STEPS, Adjacency, Guarantee, Scope, in_the_clear
 from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
 from common.mechanism.part import RECORDED
@@ -37,6 +38,7 @@ class Mechanism:
     clipping: Clipping = _CLIPPING
     work: LocalWork = _WORK
     scope: Scope = Scope.ALL
+    grid: Grid | None = None  # a release is integers; None: floating-point numbers
     steps: int = field(init=False, compare=False, repr=False)  # E: releases that a message is charged for
 
     def __post_init__(self) -> None:
@@ -47,6 +49,11 @@ class Mechanism:
         object.__setattr__(self, "steps", _checked_releases(parts, self.batch_size, every))
         if self.law is None:
             return
+        if self.grid is not None and not self.law.adds_up:
+            raise ConfigurationError(
+                f"privacy.noise = {self.law.name!r}: has no form in integers, whose sums are known; privacy.grid and"
+                " secure sums need 'gaussian'"
+            )
         for adjacency in Adjacency:
             self.guarantee(adjacency)
         if self.amplification.largest is not None and not self.clipping.bounds_each_sample:
@@ -77,7 +84,13 @@ class Mechanism:
                 f"privacy.noise = {self.law.name!r}: guarantee = {stated!r:.200}: must be a Guarantee for"
                 f" {adjacency.value} adjacency"
             )
+        if self.grid is not None and stated.noise_multiplier is not None:
+            stated = replace(stated, noise_multiplier=stated.noise_multiplier * self.grid.noise_share)
         return in_the_clear(adjacency) if stated.is_private and self.scope is not Scope.ALL else stated
+
+    def in_sums(self) -> Self:
+        """Return it as the cloud sees it where it sees sums alone; the same where no release is summed."""
+        return self if self.grid is None else replace(self, grid=replace(self.grid, in_sums=True))
 
     def fields(self) -> dict[str, Any]:
         """Return what its cost depends on as plain values, for a ledger or a line of JSON.
@@ -95,6 +108,7 @@ class Mechanism:
             "batch_size": self.batch_size,
             **work,
             **options,
+            **({} if self.grid is None else {"grid": asdict(self.grid)}),
         }
 
     @classmethod
@@ -108,7 +122,8 @@ class Mechanism:
         if others := sorted(given.keys() - set(known)):
             raise ConfigurationError(f"{', '.join(others)}: no option of this mechanism's parts")
         law = None if fields["noise"] is None else noise_law(fields["noise"], fields["parameters"])
-        return cls(law, fields["batch_size"], sampler, clipping, work, Scope(fields["scope"]))
+        grid = Grid(**fields["grid"]) if "grid" in fields else None
+        return cls(law, fields["batch_size"], sampler, clipping, work, Scope(fields["scope"]), grid)
 
     @property
     def options(self) -> dict[str, Value]:

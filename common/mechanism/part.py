@@ -18,7 +18,7 @@ from common.own_code import Catalogue, Description, about
 
 # Keys beside a part's options in the record of a release (`Mechanism.fields`).
 RECORDED = frozenset(
-    ("noise", "parameters", "clipping", "scope", "sampling", "work", "batch_size", "shard_size")
+    ("noise", "parameters", "clipping", "scope", "sampling", "work", "batch_size", "shard_size", "grid")
 )
 
 

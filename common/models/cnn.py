@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import RowGradients, even_parts
 from common.models.model import (
@@ -51,6 +51,7 @@ class Cnn:
         if activation not in ACTIVATIONS:
             raise ConfigurationError(
                 f"model.options.activation = {activation!r}: allowed are {', '.join(ACTIVATIONS)}"
+                f"{nearest(activation, ACTIVATIONS)}"
             )
         self.shape = (shape[0], shape[1])
         self.classes = classes

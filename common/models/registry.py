@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, MapaError, nearest
 from common.metrics import check_metrics
 from common.models.linear import LeastSquares, LinearModel, LogisticRegression, Softmax, Svm
 from common.models.model import Block, Features, Model, Targets, feature_length
@@ -77,6 +77,7 @@ def model_class(name: str) -> Callable[..., Any]:
     if not is_dotted(name):
         raise ConfigurationError(
             f'model.name = {name!r}: allowed are {", ".join(MODELS)} or a dotted path "package.module:Class"'
+            f"{nearest(name, MODELS)}"
         )
     try:
         make = import_dotted(name, "model.name")
@@ -106,7 +107,7 @@ def _given(
     own = {key: p for key, p in parameters.items() if p.kind in taken and key not in _GIVEN}
     for key, value in () if inspect.Parameter.VAR_KEYWORD in kinds else options.items():
         if key not in own:
-            allowed = ", ".join(own) or "none"
+            allowed = (", ".join(own) or "none") + nearest(key, own)
             raise ConfigurationError(
                 f"model.options.{key} = {value!r}: unknown to model {name!r}; allowed are {allowed}"
             )

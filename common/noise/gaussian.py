@@ -25,6 +25,7 @@ class Gaussian(NoiseLaw):
     norm: ClassVar[Norm] = Norm.L2
     implied: ClassVar[bool] = True
     calibrated: ClassVar[str | None] = "noise_multiplier"
+    adds_up: ClassVar[bool] = True
     noise_multiplier: float = parameter(
         "z_k: standard deviation over the zero-out sensitivity", symbol="z", larger_is_noisier=True
     )

@@ -53,10 +53,13 @@ class NoiseLaw(Part):
     protects: ClassVar[bool] = True  # False: no release guarantees anything, as `guarantee` says
     implied: ClassVar[bool] = False  # meant where its parameters are given and no law is named
     calibrated: ClassVar[str | None] = None  # the parameter, a noise multiplier, that a total budget can set
+    adds_up: ClassVar[bool] = False  # Gaussian of its noise_multiplier: releases may be integers, and summed
     audit_dimension: ClassVar[int] = 16  # N at which its defects are easiest to see
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "adds_up" not in cls.__dict__:
+            cls.adds_up = False  # each class says it of itself
         if "draw" in cls.__dict__ and "draw_block" not in cls.__dict__:
             setattr(cls, "draw_block", NoiseLaw.__dict__["draw_block"])  # noqa: B010 - another law's draws otherwise
 

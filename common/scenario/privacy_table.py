@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.mechanism.clipping import CLIPPINGS, Clipping
+from common.mechanism.grid import LEAST_BITS, MOST_BITS
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
 from common.noise.registry import LawDescription, describe_law, laws_with
 from common.scenario.tables import (
@@ -37,7 +38,7 @@ class PrivacyTable(Table):
 
     # parameters of the law and their limits, options of the clipping: `check` does
     model_config = ConfigDict(extra="allow")
-    later = ("pace", *_OF_PACE)
+    later = ("pace", *_OF_PACE, "grid", "colluding")
 
     noise: str = Field(
         "gaussian", min_length=1, max_length=200, description="the law of the noise; or package.module:Class"
@@ -80,6 +81,20 @@ class PrivacyTable(Table):
         None, description="with pace = own: R_k beside z_k; filled in when a run is assembled; cycled"
     )
 
+    grid: int | None = Field(
+        None,
+        ge=LEAST_BITS,
+        le=MOST_BITS,
+        description="releases are integers: C is 2^grid steps, and rounding is counted; absent: floating-point numbers,"
+        " or with [secure] as fine as its sums allow",
+    )
+    colluding: int = Field(
+        0,
+        ge=0,
+        le=1023,
+        description="with [secure] a: edges that may tell the cloud their noise; less than m",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _lists(cls, values: Any) -> Any:
@@ -115,6 +130,8 @@ class PrivacyTable(Table):
                 f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
         self._check_pace(calibrated, given=given)
+        if self.grid is not None and self.scope != "all":
+            raise ValueError(f"privacy.grid = {self.grid}: not with privacy.scope = {self.scope!r}")
         for parameter in law.options:
             for value in self._values(parameter.name):
                 parameter.checked(f"privacy.{parameter.name}", value)
@@ -156,8 +173,9 @@ class PrivacyTable(Table):
             named = " or ".join(repr(one) for one in laws)
             return f"privacy.{key} = {value!r}: requires privacy.noise = {named}, not {self.noise!r}"
         known = [one for one in type(self).model_fields if not laws_with(one)]
-        allowed = ", ".join((*known, *law.names, *law.limits, *self._clipping_names))
-        return f"privacy.{key} = {value!r}: unknown key; allowed with noise = {self.noise!r} are {allowed}"
+        known += [*law.names, *law.limits, *self._clipping_names]
+        allowed = f"allowed with noise = {self.noise!r} are {', '.join(known)}{nearest(key, known)}"
+        return f"privacy.{key} = {value!r}: unknown key; {allowed}"
 
     def _values(self, key: str) -> list[Any]:
         given: list[Any] | None = getattr(self, key, None)

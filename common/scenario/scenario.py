@@ -25,6 +25,7 @@ from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
 from common.scenario.privacy_table import PrivacyTable
+from common.scenario.secure_table import SecureTable, check_secure, grid_of
 from common.scenario.tables import (
     RECORD,
     CompressionTable,
@@ -56,7 +57,7 @@ class Codings(NamedTuple):
 class Scenario(Table):
     """One TOML file."""
 
-    later = ("local", "devices", "time_limit", "compression")
+    later = ("local", "devices", "time_limit", "compression", "secure")
 
     edges: int = Field(5, ge=1, le=100_000, description="K: how many edges, and shards")
     iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
@@ -69,6 +70,7 @@ class Scenario(Table):
     model: ModelTable = ModelTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     privacy: PrivacyTable = Field(default_factory=lambda: PrivacyTable(noise_multiplier=[1.0]))
+    secure: SecureTable | None = Field(None, description="absent: the cloud sees every edge's releases")
     local: LocalTable = LocalTable()
     delays: DelaysTable = DelaysTable()
     evaluation: EvaluationTable = EvaluationTable()
@@ -86,7 +88,8 @@ class Scenario(Table):
     @model_validator(mode="after")
     def _resolve(self, info: ValidationInfo) -> Self:
         """Learn from the algorithm, or from a welcome, what edges do; without either there is no scenario."""
-        self._work = (info.context or {}).get("work") or self._resolve_algorithm()
+        told = (info.context or {}).get("work")
+        self._work = told or self._resolve_algorithm()
         if self.evaluation.every is None:  # a round number of updates, by T
             step = next((one for one in _STEPS if self.iterations <= 40 * one), _STEPS[-1])
             object.__setattr__(self, "evaluation", EvaluationTable(every=step))
@@ -99,6 +102,7 @@ class Scenario(Table):
             raise ValueError("algorithm.weights = 'noise': needs an algorithm whose edges clip and noise")
         if self.privacy.pace == "own" and not self.private:
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
+        check_secure(self, None if told else self.described)
         return self
 
     def _check_mechanism(self) -> None:
@@ -180,6 +184,7 @@ class Scenario(Table):
             iterations=self.updates,
             rule=SensitivityRule(table.rule),
             measure_tau=table.tau_max_from == "measured",
+            edges=self.workers,
             **{key: getattr(table, key) for key in keys},
         )
 
@@ -196,7 +201,8 @@ class Scenario(Table):
     def mechanism(self, law: NoiseLaw | None) -> Mechanism:
         """Return how an edge that noises by this law makes a release; None: it neither clips nor noises."""
         privacy, scope = self.privacy, Scope(self.privacy.scope)
-        return Mechanism(law, self.batch_size, self.sampler, privacy.clipped, self.work, scope)
+        grid = grid_of(self) if self.private else None
+        return Mechanism(law, self.batch_size, self.sampler, privacy.clipped, self.work, scope, grid)
 
     def law(self, index: int) -> NoiseLaw | None:
         """Return how edge k noises; None where the algorithm never does."""

@@ -35,7 +35,7 @@ from common.devices import (
     DeviceProfile,
     device_profile,
 )
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.mechanism.guarantee import MOST_STEPS
 from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
 from common.mechanism.part import Port
@@ -133,8 +133,9 @@ def _line(item: Any, root: type[BaseModel]) -> str:
     message = (message[0].lower() + message[1:]).replace("tuple", "list")
     match item["type"]:
         case "extra_forbidden":
-            allowed = ", ".join(f.alias or key for key, f in _table(root, location[:-1]).model_fields.items())
-            return f"{key} = {_short(repr(item['input']))}: unknown key; allowed are {allowed}"
+            known = [f.alias or name for name, f in _table(root, location[:-1]).model_fields.items()]
+            near = nearest(str(location[-1]), known)
+            return f"{key} = {_short(repr(item['input']))}: unknown key; allowed are {', '.join(known)}{near}"
         case "missing":
             return f"{key}: missing"
         case "value_error":
@@ -188,7 +189,8 @@ def named(key: str, known: tuple[str, ...]) -> AfterValidator:
 
     def check(name: str) -> str:
         if name not in known and not is_dotted(name):
-            raise ValueError(f"{key} = {name!r}: allowed are {', '.join(known)} or package.module:Class")
+            allowed = f"{', '.join(known)} or package.module:Class{nearest(name, known)}"
+            raise ValueError(f"{key} = {name!r}: allowed are {allowed}")
         return name
 
     return AfterValidator(check)
@@ -212,9 +214,10 @@ def made_part(
         raise ValueError(f"{port.key} = {name!r}: option {min(taken)!r}: the name is taken; choose another")
     for key, value in given.items():
         if key not in described.names:
-            allowed = ", ".join((*known, *described.names))
+            allowed = (*known, *described.names)
             raise ValueError(
-                f"{table}.{_short(key)} = {_short(repr(value))}: unknown key; allowed are {allowed}"
+                f"{table}.{_short(key)} = {_short(repr(value))}: unknown key; allowed are {', '.join(allowed)}"
+                f"{nearest(key, allowed)}"
             )
     return described.make(given, port.key)
 

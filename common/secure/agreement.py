@@ -7,7 +7,11 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from common.quantities import EdgeId, RunId
+from common.secure.terms import Terms
 
 NO_TERMS = b""  # digest of terms that a helper does not have
 
@@ -169,6 +173,23 @@ def set_digest(terms: bytes, members: Iterable[Member]) -> bytes:
 def set_statement(set_: bytes, helper: int) -> bytes:
     """Return what a helper signs: that it signs no other set with one of these releases."""
     return b"mapa/v1 signs\0" + bytes([helper]) + set_
+
+
+def is_signed(terms: Terms, set_: bytes, helper: int, signature: bytes) -> bool:
+    """Return whether a helper of the terms has signed a set."""
+    if not 0 <= helper < len(terms.helpers):
+        return False
+    try:
+        key = Ed25519PublicKey.from_public_bytes(terms.helpers[helper].signing)
+        key.verify(signature, set_statement(set_, helper))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def sum_digest(set_: bytes, subset: int, streams: bytes) -> bytes:
+    """Return what another member of a subset answers, so that a wrong sum of its streams is seen."""
+    return hashlib.sha256(b"mapa/v1 sum\0" + set_ + bytes([subset]) + streams).digest()
 
 
 def roster_statement(run: RunId, incarnation: int, entry: RosterEntry) -> bytes:

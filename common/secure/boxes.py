@@ -8,7 +8,6 @@ helpers of a subset hold the same seed, or one of them says that its box is wron
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from common.errors import RemoteProtocolError
 from common.quantities import EdgeId, RunId
+from common.secure.derivation import expanded, extracted, named
 from common.secure.masks import SEED_BYTES
 from common.secure.terms import DIGEST_BYTES, Terms, held, subsets
 
@@ -37,8 +37,8 @@ class RunKey:
     @classmethod
     def derived(cls, identity: bytes, run: RunId, incarnation: int) -> RunKey:
         """Return the key that follows from an identity's private key: the same after a restart."""
-        info = b"mapa/v1 run key\0" + _context(run, incarnation)
-        return cls(_expanded(_extracted(b"mapa/v1 identity", identity), info))
+        info = b"mapa/v1 run key\0" + named(run, incarnation)
+        return cls(expanded(extracted(b"mapa/v1 identity", identity), info))
 
     def pair(self, other: bytes) -> bytes:
         """Return the secret shared with another's public key; worth keeping: 50 µs. RemoteProtocolError: no key."""
@@ -46,7 +46,7 @@ class RunKey:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError as error:
             raise RemoteProtocolError("key: not one of X25519") from error
-        return _extracted(b"mapa/v1 pair\0" + b"".join(sorted((self.public, other))), shared)
+        return extracted(b"mapa/v1 pair\0" + b"".join(sorted((self.public, other))), shared)
 
 
 class Envelope(NamedTuple):
@@ -99,7 +99,7 @@ def seal(
     """Seal the seeds of a release; `pairs`: the secret shared with each helper, `RunKey.pair` of its box key."""
     salt = entropy(SALT_BYTES)
     commitments = b"".join(map(commitment, seeds))
-    context = _context(terms.run, terms.incarnation, edge_id, sequence)
+    context = named(terms.run, terms.incarnation, edge_id, sequence)
     bound = terms.digest + context + commitments
     boxes = tuple(
         ChaCha20Poly1305(_box_key(pair, context, helper)).encrypt(
@@ -121,7 +121,7 @@ def open_box(
     pair: bytes,
 ) -> dict[int, bytes]:
     """Return the seeds of a box by subset; RemoteProtocolError where it is not this release's under these terms."""
-    context = _context(terms.run, terms.incarnation, edge_id, sequence)
+    context = named(terms.run, terms.incarnation, edge_id, sequence)
     mine = terms.held(helper)
     if len(salt) != SALT_BYTES or len(commitments) != DIGEST_BYTES * len(terms.subsets):
         raise RemoteProtocolError("box: a salt or commitments of another length")
@@ -147,32 +147,16 @@ def commitment(seed: bytes) -> bytes:
 
 def seal_once(pair: bytes, purpose: bytes, content: bytes) -> bytes:
     """Seal under a purpose that names this content alone, for ever: the same bytes each time."""
-    return ChaCha20Poly1305(_expanded(pair, b"mapa/v1 once\0" + purpose)).encrypt(_NO_NONCE, content, None)
+    return ChaCha20Poly1305(expanded(pair, b"mapa/v1 once\0" + purpose)).encrypt(_NO_NONCE, content, None)
 
 
 def open_once(pair: bytes, purpose: bytes, sealed: bytes) -> bytes:
     """Return what was sealed under a purpose; RemoteProtocolError where it was not."""
     try:
-        return ChaCha20Poly1305(_expanded(pair, b"mapa/v1 once\0" + purpose)).decrypt(_NO_NONCE, sealed, None)
+        return ChaCha20Poly1305(expanded(pair, b"mapa/v1 once\0" + purpose)).decrypt(_NO_NONCE, sealed, None)
     except InvalidTag as error:
         raise RemoteProtocolError("sealed answer: does not open") from error
 
 
 def _box_key(pair: bytes, context: bytes, helper: int) -> bytes:
-    return _expanded(pair, b"mapa/v1 box\0" + context + bytes([helper]))
-
-
-def _context(run: RunId, incarnation: int, edge_id: str = "", sequence: int = 0) -> bytes:
-    """Return the names in bytes that no other names have: each text with its length before it."""
-    texts = b"".join(len(text).to_bytes(2, "big") + text for text in (run.encode(), edge_id.encode()))
-    return texts + incarnation.to_bytes(8, "big") + sequence.to_bytes(8, "big")
-
-
-def _extracted(salt: bytes, secret: bytes) -> bytes:
-    """HKDF-SHA256's first step."""
-    return hmac.digest(salt, secret, "sha256")
-
-
-def _expanded(key: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256's second step, for 32 bytes."""
-    return hmac.digest(key, info + b"\x01", "sha256")
+    return expanded(pair, b"mapa/v1 box\0" + context + bytes([helper]))

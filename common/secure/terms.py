@@ -53,6 +53,7 @@ class Terms:
     cloud: bytes  # X25519: who may open the helpers' answers
     dimension: int  # N
     scale: float  # s, a power of two: grid steps of a unit
+    clip: float  # C of every release: noise is shares of that for one C alone
     modulus_bits: int
     law: str
     noise_multiplier: float  # z of the sum of m
@@ -69,6 +70,7 @@ class Terms:
         require(self.dimension >= 1, "dimension", self.dimension, "at least 1")
         power = 0 < self.scale < math.inf and math.frexp(self.scale)[0] == 0.5
         require(power, "scale", self.scale, "a power of two")
+        require(0 < self.clip < math.inf, "clip", self.clip, "above 0")
         require(self.modulus_bits in (32, 64), "modulus_bits", self.modulus_bits, "32 or 64")
         require(0 < self.noise_multiplier < math.inf, "noise_multiplier", self.noise_multiplier, "above 0")
         keys = [key for one in self.helpers for key in (one.box, one.signing)] + [self.cloud]
@@ -105,7 +107,7 @@ class Terms:
         """The canonical bytes: JSON with sorted keys, keys as hexadecimal."""
         values: dict[str, object] = {field.name: getattr(self, field.name) for field in fields(self)}
         values["helpers"] = [[one.box.hex(), one.signing.hex()] for one in self.helpers]
-        values |= {"cloud": self.cloud.hex(), "scale": float(self.scale)}
+        values |= {"cloud": self.cloud.hex(), "scale": float(self.scale), "clip": float(self.clip)}
         values["noise_multiplier"] = float(self.noise_multiplier)
         return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 

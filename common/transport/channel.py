@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from common.errors import RemoteProtocolError
@@ -19,6 +19,17 @@ class RetainedMessageError(RemoteProtocolError):
 OnMessage = Callable[[str, bytes], None]  # topic, payload
 Bytes = bytes | memoryview  # of single bytes; in a part of a message that never changes
 OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
+
+
+class Guard(Protocol):
+    """Proves messages between ends that do not trust their broker."""
+
+    def seal(self, topic: str, *payload: Bytes) -> tuple[Bytes, ...] | None:
+        """Return a message as it is sent; None: it cannot be sent yet."""
+
+    def open(self, topic: str, payload: bytes) -> bytes:
+        """Return what a proven message says; RemoteProtocolError: it is not proven."""
+
 
 UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
 _REMEMBERED = 4096  # topics whose callback is remembered; a flood of topics empties it, no more
@@ -35,11 +46,11 @@ class Routes:
     Topics come back at every update, so a match is remembered: a look-up instead of paho's tree.
     """
 
-    def __init__(self, on_violation: OnViolation) -> None:
+    def __init__(self, on_violation: OnViolation, guard: Guard | None = None) -> None:
         self.filters: dict[str, tuple[OnMessage, int]] = {}  # filter → callback, QoS
         self._may_be_retained: set[OnMessage] = set()
         self.violations = 0
-        self._on_violation = on_violation
+        self._on_violation, self._guard = on_violation, guard
         self._known: dict[bytes, tuple[str, OnMessage]] = {}
 
     def add(self, topic_filter: str, callback: OnMessage, qos: int, *, retained: bool = False) -> None:
@@ -56,7 +67,7 @@ class Routes:
             name, callback = self._known.get(topic) or self._find(topic)
             if retained and callback not in self._may_be_retained:
                 raise RetainedMessageError(f"topic {name[:200]!r}: a retained message")
-            callback(name, payload)
+            callback(name, payload if self._guard is None else self._guard.open(name, payload))
         except RemoteProtocolError as error:
             self.violated(name or repr(topic[:200]), error)
 
@@ -209,3 +220,9 @@ class Will:
     payload: bytes
     qos: int = 1
     retain: bool = False
+
+    def proven_by(self, guard: Guard | None) -> Will:
+        """Return it as a guard lets others believe it."""
+        if guard is None:
+            return self
+        return replace(self, payload=b"".join(guard.seal(self.topic, self.payload) or ()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigurationError
-from common.transport.channel import Will
+from common.transport.channel import Guard, Will
 from common.transport.websocket import WebSocket
 
 DEFAULT_PORT = 1883
@@ -107,6 +107,7 @@ class Credentials:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
+    identity: Path | None = None  # folder of what messages are signed with; None: they are not
 
 
 def still_trying(address: BrokerAddress, timeout: float, reason: str) -> str:
@@ -148,7 +149,8 @@ class MqttOptions:
     client_id: str
     credentials: Credentials = field(default_factory=Credentials)
     server_name: str | None = None  # that the broker's certificate must bear; None: the address's host
-    will: Will | None = None
+    will: Will | None = None  # as it is to be sent
+    guard: Guard | None = None  # proves messages end to end; None: the broker is trusted
     keepalive: int = 30  # seconds; the broker gives a silent client one and a half of them
     connect_timeout: float = 5.0  # seconds for TCP, TLS and MQTT's own greeting, each
     min_backoff: float = 0.25  # seconds, doubled at every failure

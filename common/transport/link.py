@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 
 _PARETO_SHAPE = 3.0  # finite variance, heavy tail
 _BLOCK = 256  # draws at a time
@@ -164,10 +164,13 @@ def link_profile(fields: Mapping[str, object]) -> LinkProfile:
     allowed = ("name", "delay_ms", "jitter_ms", "distribution", "rate_kbps", "partitions")
     for key in given:
         if key not in allowed:
-            raise ConfigurationError(f"link: {key!r}: allowed are {', '.join(allowed)}")
+            raise ConfigurationError(
+                f"link: {key!r}: allowed are {', '.join(allowed)}{nearest(key, allowed)}"
+            )
     name = str(given.pop("name", "custom"))
     if name not in PRESETS and not given:
-        raise ConfigurationError(f"link: name = {name!r}: allowed are {', '.join(PRESETS)}, or give delay_ms")
+        allowed_names = f"{', '.join(PRESETS)}, or give delay_ms{nearest(name, PRESETS)}"
+        raise ConfigurationError(f"link: name = {name!r}: allowed are {allowed_names}")
     profile = PRESETS.get(name, LinkProfile(name=name))
     changes: dict[str, object] = {key: _number(key, given[key]) for key in allowed[1:5] if key in given}
     if "partitions" in given:

@@ -112,7 +112,8 @@ class MqttChannel:
         self.last_error = "not tried yet"
         self._loop = loop
         self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
-        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
+        self._guard = options.guard
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error), options.guard)
         self._stream: PacketStream | None = None
         self._mask = 0  # what the loop waits for
         self._greeted = False  # CONNACK came, on_connected is still to be told
@@ -179,6 +180,11 @@ class MqttChannel:
             self._stream.max_packet = max_packet
 
     def publish(self, topic: str, *payload: Bytes, qos: int = 0, retain: bool = False) -> bool:
+        if self._guard is not None:
+            sealed = self._guard.seal(topic, *payload)
+            if sealed is None:
+                return False
+            payload = sealed
         self._last_size = size = sum(map(len, payload))
         if qos:
             taken = self._client.publish_acknowledged(topic, b"".join(payload), retain)

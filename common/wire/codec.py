@@ -219,6 +219,11 @@ def _unpack(kind: str, payload: bytes, limit: int) -> dict[str, Any]:
         raise RemoteProtocolError(f"{kind}: {len(payload)} bytes, at most {limit}")
     try:
         fields = msgpack.unpackb(payload, strict_map_key=True, max_ext_len=0)
+    except msgpack.ExtraData as error:
+        signed = (
+            "; a signed message is for a side that has an identity" if payload.endswith(b"\xc1sig") else ""
+        )
+        raise RemoteProtocolError(f"{kind}: bytes behind the message{signed}") from error
     except Exception as error:  # a parser at the border: whatever it says, the bytes are at fault
         raise RemoteProtocolError(f"{kind}: not msgpack ({type(error).__name__})") from error
     if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:

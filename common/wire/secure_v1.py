@@ -168,6 +168,7 @@ class TermsV1(BaseModel):
     cloud: _Hex
     dimension: Count
     scale: Finite
+    clip: Finite
     modulus_bits: Count
     law: Word
     noise_multiplier: Finite

@@ -27,6 +27,14 @@ class EdgeTopic(Enum):
     MODEL = "model"  # cloud → edge
 
 
+class HelperTopic(Enum):
+    """The leaves of a helper's branch."""
+
+    HELLO = "hello"  # helper → cloud
+    REPLY = "reply"  # helper → cloud
+    ASK = "ask"  # cloud → helper
+
+
 _LEAVES = {leaf.value: leaf for leaf in EdgeTopic}
 
 
@@ -66,6 +74,24 @@ def edge_topic(run: RunId, edge: EdgeId, leaf: EdgeTopic) -> str:
 def every_edge(run: RunId, leaf: EdgeTopic) -> str:
     """Return the filter that the cloud subscribes to."""
     return f"{_ROOT}/{run}/edge/+/{leaf.value}"
+
+
+def helper_topic(run: RunId, name: str, leaf: HelperTopic) -> str:
+    """Return a topic of a helper's branch; its name is that of its certificate."""
+    return f"{_ROOT}/{run}/helper/{name}/{leaf.value}"
+
+
+def every_helper(run: RunId, leaf: HelperTopic) -> str:
+    """Return the filter that the cloud subscribes to."""
+    return helper_topic(run, "+", leaf)
+
+
+def helper_name(topic: str) -> str:
+    """Return whose branch a topic belongs to, or raise RemoteProtocolError."""
+    parts = topic.split("/") if len(topic) <= _LONGEST else []
+    if len(parts) != 6 or parts[3] != "helper" or not is_name(parts[4]):
+        raise RemoteProtocolError(f"topic {topic[:_LONGEST]!r}: expected {_ROOT}/<run>/helper/<name>/<kind>")
+    return parts[4]
 
 
 def halt_topic(run: RunId) -> str:

@@ -34,6 +34,7 @@ ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
 HEADER = struct.Struct(">4sBQBQBQBd")
 HEADER_BYTES = HEADER.size  # 40: ten float32, so the vector stays aligned
 UINT64, FLOAT64 = 0xCF, 0xCB
+SEAL_BYTES = 32  # behind a gradient or a model whose sender is proven
 _TOPIC_BYTES = 1024  # of a packet's head and topic, with room to spare
 GRADIENT_MARK = b"\x96\x01\xa1g"
 MODEL_MARK = b"\x96\x01\xa1m"

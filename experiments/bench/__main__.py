@@ -41,6 +41,13 @@ def _page(given: Namespace) -> Iterator[Case]:
         yield from page_cases(given.minutes or 1.0)
 
 
+def _sums(_given: Namespace) -> Iterator[Case]:
+    if find_spec("cryptography") is not None:
+        from experiments.bench.sums import sums_cases
+
+        yield from sums_cases()
+
+
 PARTS: dict[str, Callable[[Namespace], Iterator[Case]]] = {
     "start": lambda given: start_cases(given.data_dir, given.against),
     "simulation": lambda given: simulation_cases(given.data_dir),
@@ -50,6 +57,7 @@ PARTS: dict[str, Callable[[Namespace], Iterator[Case]]] = {
     "costs": lambda given: cost_cases(given.data_dir),
     "memory": lambda _given: memory_cases(),
     "large": lambda _given: large_cases(),
+    "sums": _sums,
     "page": _page,
     "soak": lambda given: soak_cases(given.edges, given.minutes or 15.0, given.rate, given.out),
 }

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.table import Table
-from typer.core import TyperCommand
 
 from common.errors import ConfigurationError
 from common.mechanism.clipping import CLIPPINGS, Clipping
@@ -21,6 +20,7 @@ from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from experiments import reconstruction
 from mapa.commands import options
+from mapa.commands.help import PanelledCommand
 from mapa.output import console, note, print_json, print_wide
 from mapa.scenario_files import load_scenario
 from mapa.simulation.simulator import World
@@ -31,7 +31,7 @@ _SHOWN = 12  # rows of the picture from the wire
 _COLUMNS = ("clipping", "law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
 
 
-class SpreadCommand(TyperCommand):
+class SpreadCommand(PanelledCommand):
     """A command whose number lists may be written `--epsilon 0.01 0.1 1` as well."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click is typer's own affair
@@ -94,7 +94,10 @@ def attack_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Reconstruct images from gradients that the real edge code released: a table and a picture grid."""
+    """Reconstruct images from gradients that the edge code released.
+
+    The result is a table and a grid of pictures.
+    """
     name, resolved = load_scenario(scenario, changes or [], seed=seed)
     if resolved.seed is None:
         name, resolved = load_scenario(scenario, changes or [], seed=0)
@@ -193,7 +196,10 @@ def observe_command(
     out: Annotated[Path, typer.Option(help="folder for the payloads")],
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="gradients to record")] = 100,
 ) -> None:
-    """Record the gradients of a run as any reader of its topics sees them; Ctrl-C ends it early."""
+    """Record the gradients of a run as any reader of its topics can.
+
+    Ctrl-C ends it early.
+    """
     run = connection.run_id
     how = MqttOptions(
         address=connection.address,
@@ -202,7 +208,9 @@ def observe_command(
     )
     with SelectorLoop() as loop:
         channel = MqttChannel(how, loop)
-        recorder = reconstruction.record_payloads(channel, run, out, limit, on_full=loop.stop)
+        recorder = reconstruction.record_payloads(
+            channel, run, out, limit, on_full=loop.stop, sealed=how.credentials.identity is not None
+        )
         channel.connect(connection.connect_timeout, note)
         try:
             loop.run()

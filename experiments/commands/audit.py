@@ -69,7 +69,7 @@ def audit_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Bound ε from below by attacking the real release code; exit 1 where a claim is refuted."""
+    """Bound ε from below by attacking the real release code."""
     if not 0 < confidence < 1:
         raise ConfigurationError(f"confidence = {confidence}: must be greater than 0 and less than 1")
     if rounds < _MIN_ROUNDS:

@@ -94,7 +94,7 @@ def reproduce_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run the paper's experiments and judge its claims: report.html, pictures, tables."""
+    """Run the paper's experiments and judge its claims."""
     from experiments.reproduce.catalogue import catalogue
     from experiments.reproduce.reproduction import ReproductionOrder
 

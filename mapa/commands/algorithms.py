@@ -24,7 +24,7 @@ def algorithms_command(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the algorithms: what each does, whether its edges clip and noise, and its options."""
+    """List the algorithms: what each does, and its options."""
     for name in names or ():  # the user's own word, not a file's
         use_code_beside(name, Path.cwd(), "algorithm")
     rows = [_row(describe(name)) for name in names or algorithm_names()]

@@ -61,6 +61,7 @@ def init(
 def cloud(folder: Folder = SECRETS) -> None:
     """Make the cloud's identity."""
     _issue(folder, folder / CLOUD, CLOUD, Role.CLOUD)
+    write_revocations(folder / "broker", Authority(folder / "authority"))  # the cloud reads the lists, too
 
 
 @app.command("edge")
@@ -262,4 +263,4 @@ def _check_others(folder: Path, place: str, names: list[str]) -> None:
 
 def _issue(folder: Path, place: Path, name: str, role: Role) -> None:
     Authority(folder / "authority").issue(name, role).write(place)
-    print(f"{place}: key.pem, cert.pem, ca.pem")
+    print(f"{place}: key.pem, cert.pem, ca.pem{'' if role is Role.EDGE else ', edges.pem'}")

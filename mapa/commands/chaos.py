@@ -61,7 +61,10 @@ def chaos_command(
     runs_dir: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
 ) -> None:
-    """Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run."""
+    """Train under kills, cuts and full disks; check what became of it.
+
+    Faults: kills, pauses, partitions, full disks and disordered messages, chosen by the seed.
+    """
     if edge_image is not None and not containers:
         raise ConfigurationError("--edge-image: is for --containers")
     if kills is not None and faults is not None:

@@ -140,9 +140,12 @@ def cloud_command(
 
 def _reached(connection: CloudConnection, metrics: Metrics) -> dict[str, Any]:
     """Return what `open_cloud` is told of the broker and of the port for metrics."""
+    credentials = connection.credentials()
+    if warning := options.unproven(connection.address, [credentials]):
+        note(warning)
     return {
         "broker": connection.address,
-        "credentials": connection.credentials(),
+        "credentials": credentials,
         "connect_timeout": connection.connect_timeout,
         "reached": connection.words,
         "metrics": metrics.listener(),

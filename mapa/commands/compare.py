@@ -42,7 +42,7 @@ def compare_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
+    """Plot runs: a metric over updates and over seconds."""
     found = []
     for path in [find_run(name, runs) for name in names]:
         with records_in(path):

@@ -68,7 +68,7 @@ def containers_command(
     keep: Annotated[bool, typer.Option("--keep", help="do not remove the containers at the end")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train in containers on this machine, one per edge, with faults on request."""
+    """Train in containers on this machine, with faults on request."""
     from mapa.container_run import Stack, connect
 
     faults = [parse_container_fault(text) for text in fault or ()]

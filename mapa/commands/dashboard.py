@@ -45,7 +45,7 @@ def dashboard_command(
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> None:
-    """Serve a live page of the runs in a folder. It reads records and changes nothing."""
+    """Serve a live page of the runs in a folder; changes nothing."""
     try:
         import uvicorn
 

@@ -119,7 +119,10 @@ def pace_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records."""
+    """Measure how many gradients a second this machine makes.
+
+    It measures a scenario on made-up rows, never on records.
+    """
     name, resolved = changed.load(scenario)
     rate = gradients_per_second(resolved, options.data_dir_or_default(data_dir), seconds=seconds)
     if as_json:

@@ -19,7 +19,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import count, takewhile
 from pathlib import Path
@@ -31,7 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.datasets.catalogue import describe, load_dataset
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, MapaError, nearest
 from common.transport.connection import SIZE_HINT, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
@@ -133,7 +132,10 @@ def doctor_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check this machine: what is missing, what it is needed for, how to fix it. Changes nothing."""
+    """Check this machine: what is missing, and how to fix it.
+
+    It says what each thing is needed for, and changes nothing.
+    """
     if connection.broker is None and connection != AnyBroker(connect_timeout=connection.connect_timeout):
         raise ConfigurationError("--username, --tls and their like: require --broker")
     folder = options.data_dir_or_default(data_dir)
@@ -148,9 +150,8 @@ def doctor_command(
     known = {purpose for check in checks for purpose in check.purposes}
     for purpose in purposes or ():
         if purpose not in known:
-            near = get_close_matches(purpose, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"--for {purpose!r}: allowed are {', '.join(sorted(known))}{hint}")
+            allowed = f"{', '.join(sorted(known))}{nearest(purpose, known)}"
+            raise ConfigurationError(f"--for {purpose!r}: allowed are {allowed}")
     asked = {BASIC, *(purposes or ())}
     if connection.broker is not None:
         credentials = connection.credentials()

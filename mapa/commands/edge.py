@@ -240,8 +240,17 @@ def edge_command(
         )
     if enrol is not None:
         accounts = _enrolled(enrol, connection, accounts, edges)
-    with_passwords = accounts is not None and any(path.is_file() for path in accounts.glob("[!.]*"))
-    credentials = connection.credentials(accounts=with_passwords)
+    files = [] if accounts is None else [path.is_file() for path in accounts.glob("[!.]*")]
+    credentials = connection.credentials(passwords=any(files), identities=bool(files) and not any(files))
+    known = None
+    if accounts is not None:
+        known = options.accounts_in(accounts, credentials, authentic=connection.authentic is not False)
+    elif credentials.identity is not None:
+        from common.transport.identity import name_of  # cryptography: megabytes, that other edges do not need
+
+        known = {name_of(credentials.identity): credentials}
+    if warning := options.unproven(connection.address, [credentials, *(known or {}).values()]):
+        _say(warning)
     settings = FleetSettings(
         run=connection.run_id,
         broker=connection.address,
@@ -251,7 +260,7 @@ def edge_command(
         policy=policy,
         credentials=credentials,
         connect_timeout=connection.connect_timeout,
-        accounts=None if accounts is None else options.accounts_in(accounts, credentials),
+        accounts=known,
         own=own,
         metrics=metrics.listener(),
         report_every=1.0 if output.is_verbose() else None,

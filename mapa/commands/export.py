@@ -37,7 +37,10 @@ def export_command(
     ] = False,
     runs: options.RunsDir = Path("runs"),
 ) -> None:
-    """Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program."""
+    """Write a run's records for another program.
+
+    Metrics, stages, staleness, ε of each edge, scenario and statement.
+    """
     path = find_run(run, runs)
     if follow and to is not ExportFormat.TENSORBOARD:
         raise ConfigurationError(f"--follow --to {to.value}: only tensorboard goes on while a run writes")

@@ -20,7 +20,7 @@ def init_command(
         bool, typer.Option("--force", help="write into a folder that is not empty; replaces these files")
     ] = False,
 ) -> None:
-    """Write a project: a scenario, a model of your own, and how to run it."""
+    """Write a project: a scenario, a model of your own, how to run it."""
     written = write_project(folder, "torch" if torch else "numpy", force=force)
     print(f"wrote {', '.join(path.name for path in written)} in {folder.resolve()}")
     print(f"next: mapa simulate {folder / 'scenario.toml'}")

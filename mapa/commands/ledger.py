@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.catalogue import records_of
@@ -25,6 +24,7 @@ from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 from edge.state_directory import StateDirectory, is_held
 from mapa import output
 from mapa.commands import options
+from mapa.commands.help import SectionedGroup
 from mapa.releases import Book, by_records, statement_of_book, statements_of
 from mapa.runs import chosen, unfinished
 from mapa.statement import Statement
@@ -85,7 +85,7 @@ def calibrate_command(
     ] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).
+    """Find the smallest noise multiplier z within a total (ε, δ).
 
     Uses PLD, or RDP where δ is too small for PLD. The printed z is rounded up.
     """
@@ -239,18 +239,18 @@ def _doubt(after: Standing, missing: int) -> str:
     return ""
 
 
-class LedgerGroup(TyperGroup):
+class LedgerGroup(SectionedGroup):
     """`mapa ledger RUN` is `mapa ledger show RUN`; a run that is named as a command is called by its path."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        usual = bool(args) and args[0] not in {*self.commands, "--help"}
+        usual = bool(args) and args[0] not in {*self.commands, "--help", "-h"}
         return super().parse_args(ctx, ["show", *args] if usual else args)
 
 
 app = typer.Typer(
     cls=LedgerGroup,
     no_args_is_help=True,
-    help="Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.",
+    help="Privacy spent; `mapa ledger RUN` is `mapa ledger show RUN`.",
 )
 app.command("show")(ledger_command)
 app.command("charge")(charge_command)

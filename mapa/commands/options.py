@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -171,6 +171,15 @@ class Connection:
         Path | None,
         typer.Option(help="folder of key.pem, cert.pem and ca.pem, which `mapa certs` made; uses TLS"),
     ] = None
+    authentic: Annotated[
+        bool | None,
+        typer.Option(
+            "--authentic/--no-authentic",
+            help="sign messages and take signed ones only, so that not even the broker can forge one; default: where"
+            " there is an identity (--identity, --enrol, --accounts)",
+            show_default=False,
+        ),
+    ] = None
     plain_password: Annotated[
         bool,
         typer.Option(
@@ -197,7 +206,12 @@ class Connection:
             ("--identity", self.identity),
         )
         words = [word for name, value in given if value is not None for word in (name, str(value))]
-        flags = (("--tls", self.tls), ("--plain-password", self.plain_password))
+        flags = (
+            ("--tls", self.tls),
+            ("--plain-password", self.plain_password),
+            ("--authentic", self.authentic is True),
+            ("--no-authentic", self.authentic is False),
+        )
         return shlex.join([*words, *(name for name, given in flags if given)])
 
     @property
@@ -212,8 +226,8 @@ class Connection:
 
         return run_id(self.run)
 
-    def credentials(self, *, accounts: bool = False) -> Credentials:
-        """Return user, password and TLS files, read and checked; `accounts`: each edge has a password of its own."""
+    def credentials(self, *, passwords: bool = False, identities: bool = False) -> Credentials:
+        """Return user, password and TLS files, read and checked; or each edge has a password or identity of its own."""
         from common.transport.connection import Credentials, TlsFiles
 
         password = None
@@ -230,13 +244,19 @@ class Connection:
                 )
             files = TlsFiles.identity(self.identity)
         exposed = files is None and self.address.path is None and not self.address.is_loopback
-        if exposed and (accounts or password is not None) and not self.plain_password:
+        if exposed and (passwords or password is not None) and not self.plain_password:
             raise ConfigurationError(
-                f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"
+                f"{'--accounts' if passwords else '--password-file'}: broker {self.address} is on another host, and"
                 " without TLS all who see the traffic can read the password; give --tls-ca CA (or --tls), or"
                 " --plain-password to send it all the same"
             )
-        return Credentials(username=self.broker_username, password=password, tls=files)
+        signs = self.identity if self.authentic is not False else None
+        if self.authentic and signs is None and not identities:
+            raise ConfigurationError(
+                "--authentic: requires an identity that `mapa certs` made: --identity FOLDER, or of edges --enrol TOKEN"
+                " or --accounts FOLDER"
+            )
+        return Credentials(username=self.broker_username, password=password, tls=files, identity=signs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,10 +295,11 @@ def data_dir_or_default(data_dir: Path | None) -> Path:
     return data_directory(os.environ) if data_dir is None else data_dir
 
 
-def accounts_in(folder: Path, common: Credentials) -> dict[str, Credentials]:
+def accounts_in(folder: Path, common: Credentials, *, authentic: bool = True) -> dict[str, Credentials]:
     """Return what each edge of a folder is known by, by its id, which is its user name too.
 
-    A folder in it is an identity that `mapa certs` made; a file is a password, used with the TLS files of `common`.
+    A folder in it is an identity that `mapa certs` made, which signs where `authentic`; a file is a password, used with
+    the TLS files of `common`.
     """
     from common.transport.connection import Credentials, TlsFiles
     from common.wire.topics import edge_id
@@ -293,10 +314,23 @@ def accounts_in(folder: Path, common: Credentials) -> dict[str, Credentials]:
     for path in paths:
         name = edge_id(path.name)
         if path.is_dir():
-            found[name] = Credentials(tls=TlsFiles.identity(path))
+            signs = path if authentic else None
+            found[name] = Credentials(tls=TlsFiles.identity(path), identity=signs)
         else:
             found[name] = replace(common, username=name, password=_first_line(path, "--accounts"))
     return found
+
+
+def unproven(address: BrokerAddress, given: Sequence[Credentials]) -> str:
+    """Say that messages are not signed, where others than their owner may run the broker; '': they are, or none may."""
+    if any(one.identity is not None for one in given) or address.is_loopback:
+        return ""
+    if not any(one.tls is not None or one.username is not None for one in given):
+        return ""  # without any credentials the broker lets in everybody, which is said there
+    return (
+        "messages are not signed: who runs the broker can forge models, gradients and halts; identities of `mapa"
+        " certs` (--identity, --enrol) prove them"
+    )
 
 
 def _first_line(path: Path, option: str) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, nearest
 from common.own_code import allowing
 from common.records.layout import HALT_OWED, RESUME
 from mapa import output
@@ -52,7 +52,9 @@ def list_runs(
 ) -> None:
     """List the runs of a folder, the newest first."""
     if sort not in SORT_KEYS:
-        raise ConfigurationError(f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}")
+        raise ConfigurationError(
+            f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}{nearest(sort, SORT_KEYS)}"
+        )
     if not runs.is_dir():
         raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
     wanted = {"scenario": scenario, "algorithm": algorithm, "engine": engine}
@@ -186,27 +188,32 @@ def next_steps(path: Path, line: dict[str, Any], runs: Path) -> dict[str, str]:
 
 
 def _print_table(lines: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for column in ("run", "scenario", "engine", "state", "updates", "metric", "ε", "size", "started"):
-        right = column in ("updates", "size")
-        table.add_column(column, overflow="fold", justify="right" if right else "left")
-    for line in lines:
-        cells = (
+    names = {line["metric"] for line in lines if line["value"] is not None}
+    fixed = ("run", "state", "K", "algorithm", "updates", "ε", "scenario", "engine", "size", "started")
+    one_name = len(names) == 1 and names.isdisjoint(fixed)
+    columns = dict.fromkeys((*fixed[:5], str(*names) if one_name else "metric", *fixed[5:]), "left")
+    columns |= dict.fromkeys(("K", "updates", "size"), "right")
+    rows = [
+        (
             line["run"],
+            line["state"],
+            "–" if line["edges"] is None else f"{line['edges']:g}",
+            line["algorithm"] or "–",
+            "–" if line["updates"] is None else f"{line['updates']:,}",
+            "–"
+            if line["value"] is None
+            else f"{'' if one_name else line['metric']} {line['value']:.4g}".strip(),
+            _epsilon(line),
             line["scenario"] or "–",
             line["engine"] or "–",
-            line["state"],
-            "–" if line["updates"] is None else f"{line['updates']:,}",
-            "–" if line["value"] is None else f"{line['metric']} {line['value']:.4g}",
-            _epsilon(line),
             decimal(line["bytes"]),
             (line["started"] or "–").replace("T", " ").removesuffix("+00:00"),
         )
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    output.print_wide(table)
+        for line in lines
+    ]
+    output.print_fitting(columns, rows, ("started", "size", "engine", "scenario", "updates"))
+    if any(line["reproducible_noise"] and line["epsilon"] is not None for line in lines):
+        print("* seeded: not private", file=sys.stderr)
 
 
 def _epsilon(line: dict[str, Any]) -> str:
@@ -214,4 +221,4 @@ def _epsilon(line: dict[str, Any]) -> str:
     if line["epsilon"] is None:
         return "–" if line["delta"] is None else "∞"
     shown = output.rounded_up(max(0.0, line["epsilon"]))  # a file of unknown origin may say anything
-    return f"{shown} (seeded: not private)" if line["reproducible_noise"] else shown
+    return f"{shown}*" if line["reproducible_noise"] else shown

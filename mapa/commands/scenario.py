@@ -127,7 +127,7 @@ def scenarios_command(
     algorithm: Annotated[str | None, typer.Option(help="only scenarios with this algorithm")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the shipped scenarios as a table: model, data, K, T, algorithm, budget, purpose."""
+    """Show the shipped scenarios as a table."""
     wanted = {"model": model, "data": data, "algorithm": algorithm}
     rows = [
         row

@@ -46,7 +46,7 @@ def schedule(
     ] = "theta",
     as_json: options.AsJson = False,
 ) -> None:
-    """Print ΔS, Δ_b, P, γ and T_s of every stage that begins within T updates."""
+    """Print ΔS, Δ_b, P, γ and T_s of the stages within T updates."""
     if rule not in (allowed := [r.value for r in SensitivityRule]):
         raise ConfigurationError(f"rule = {rule!r}: allowed are {', '.join(allowed)}")
     problem = Problem(

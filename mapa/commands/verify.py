@@ -36,7 +36,10 @@ def bundle_command(
     runs: options.RunsDir = Path("runs"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Put a run that has ended into one file: records, gradient log, ledger statements, model, with hashes."""
+    """Put a run that has ended into one file, with hashes.
+
+    Records, gradient log, ledger statements and model.
+    """
     path = find_run(run, runs)
     target = out if out is not None else Path(f"{path.resolve().name}.mapa.zip")
     manifest = make_bundle(path, target, ledger or (), not_private=not_private)
@@ -68,7 +71,10 @@ def verify_command(
     runs: options.RunsDir = Path("runs"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Check that a run's records, log, statements and model agree; needs no data set."""
+    """Check that records, log, statements and model of a run agree.
+
+    It needs no data set.
+    """
     options.use_code(code)
     path = Path(subject) if Path(subject).is_file() else find_run(subject, runs)
     if path.is_file() and ledger:
@@ -134,7 +140,7 @@ def replay_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute a run's final model from its gradient log and tell whether it is the same bit for bit."""
+    """Compute a run's model from its gradient log; same bit for bit?"""
     options.use_code(code)
     question = ReplayQuestion(
         gradients=gradients, every=every, algorithm=algorithm, changes=changes or (), remake=remake

@@ -18,6 +18,7 @@ from cloud.assembly import begun, check_own_edges, server_for
 from cloud.evaluation import Evaluator
 from cloud.recovery_log import History
 from cloud.snapshot import server_state
+from cloud.sums import waiting_in
 from common import messages
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
@@ -206,6 +207,10 @@ def check_world(world: World) -> None:
         raise ConfigurationError(
             f"time_limit = {s.time_limit:g}: means nothing with delays.kind = 'cyclic', which has no time"
         )
+    if s.secure is not None and s.records.keep_gradients:
+        raise ConfigurationError(
+            "records.keep_gradients = true: a simulation with [secure] has no masked releases that a log could keep"
+        )
     check_own_edges(world.scenario, world.model)
     begun(world.scenario, world.model)
 
@@ -238,6 +243,8 @@ class _Simulation:
         self.returns = 0
         self.now = 0.0
         self.halt: messages.Halt | None = None
+        self.most_waiting = math.inf if s.secure is None else s.secure.waiting
+        self.held: list[EdgeId] = []  # edges that are sent no model until a release of theirs is in a sum
 
     @property
     def clock(self) -> float | None:
@@ -273,6 +280,13 @@ class _Simulation:
                 self.records.fact(effect, self.clock)
             else:
                 self.perform(effect)
+        for edge_id in [one for one in self.held if not self.is_held(one)]:
+            self.held.remove(edge_id)
+            self.perform(self.server.send(self.server.edges[edge_id]))
+
+    def is_held(self, edge_id: EdgeId) -> bool:
+        """Return whether as many releases of an edge wait for a sum as may wait."""
+        return waiting_in(self.server.schedule, self.by_id[edge_id].index) >= self.most_waiting
 
     def perform(self, effect: Effect) -> None:
         match effect:
@@ -291,6 +305,9 @@ class _Simulation:
 
     def serve(self, sent: SendModel) -> None:
         """Let the edge make its next gradient, or leave where its budget is spent."""
+        if self.most_waiting < math.inf and self.is_held(sent.edge_id):
+            self.held.append(sent.edge_id)
+            return
         worker = self.by_id[sent.edge_id]
         cap = self.world.caps[worker.index]
         if cap is None or worker.sequence < cap:

@@ -99,6 +99,10 @@ def check_synchronous_scenario(scenario: Scenario) -> None:
         raise ConfigurationError(
             f"engine = 'synchronous': codes no messages, and compression says {codings}; use the events engine"
         )
+    if scenario.secure is not None:
+        raise ConfigurationError(
+            "secure: not with engine = 'synchronous', whose rounds wait for all edges anyway; use the events engine"
+        )
     if scenario.weighted or scenario.privacy.pace == "own":
         raise ConfigurationError(
             "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"

@@ -273,6 +273,8 @@ def check_vectorised_scenario(s: Scenario, engine: str = "vectorised") -> None:
         why = f"privacy.clipping = {s.privacy.clipping!r} has no vectorised form; --engine events runs it"
     elif not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
         why = f"algorithm {s.algorithm.name!r} has no vectorised form; --engine events runs any algorithm"
+    elif s.secure is not None or (s.private and s.privacy.grid is not None):
+        why = "draws no integers, so neither [secure] nor privacy.grid; --engine events does"
     elif s.weighted or s.privacy.pace == "own":
         why = (
             "takes gradients of all edges alike, so neither privacy.pace = 'own' nor algorithm.weights = 'noise';"

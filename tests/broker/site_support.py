@@ -150,9 +150,9 @@ class Session:
             content += part
         return content
 
-    def publish(self, topic: str, payload: bytes) -> None:
+    def publish(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Publish and wait until the broker has it; whether it passes it on is its own affair."""
-        self.send(0x32, text(topic) + b"\x00\x01" + payload)
+        self.send(0x33 if retained else 0x32, text(topic) + b"\x00\x01" + payload)
         assert self.receive() == (0x40, b"\x00\x01")
 
     def subscribe(self, topics: str) -> None:

@@ -27,6 +27,7 @@ from tests.program_support import PATIENCE, ROOT, environment, eventually
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 PAGE = ROOT / "docs" / "deploy.md"
 BUDGET = 2.0
+MOST_COMMANDS = 6  # a host, from nothing to a certified run
 
 
 def block_of(test: str) -> Block:
@@ -158,6 +159,11 @@ def assert_both_trained(vm: Host, cloud: int, edges: list[tuple[Host, int, Path]
         assert 0 < json.loads(done.stdout)["epsilon"] <= BUDGET, (number, done.stderr)
 
 
+def private_keys(folder: Path) -> set[bytes]:
+    contents = (path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return {content for content in contents if b"PRIVATE KEY" in content}
+
+
 def test_on_one_machine_both_hospitals_train_within_their_budgets(network: Any) -> None:
     block = block_of("test_on_one_machine_both_hospitals_train_within_their_budgets")
     here = network("here")
@@ -175,6 +181,7 @@ def test_on_three_hosts_both_hospitals_train_within_their_budgets(network: Any) 
     block = block_of("test_on_three_hosts_both_hospitals_train_within_their_budgets")
     by_host = commands_by_host(block)
     assert by_host.keys() == {"the VM, once", "the VM", "north", "south"}
+    assert len(by_host["the VM, once"] + by_host["the VM"]) <= MOST_COMMANDS - 1  # one installs the package
     vm = network("vm", **{"vm.example.org": "127.0.0.1"})
     north = network("north", **{"vm.example.org": "10.77.1.1"})
     south = network("south", **{"vm.example.org": "10.77.2.1"})
@@ -193,6 +200,10 @@ def test_on_three_hosts_both_hospitals_train_within_their_budgets(network: Any) 
         return len(tokens) == 2
 
     eventually(invited, "the tokens are printed")
+    assert [one.name for host in (north, south) for one in host.folder.iterdir()] == [
+        "north.csv",
+        "south.csv",
+    ]
     cloud = vm.start(lead)
     edges = []
     for host in (north, south):
@@ -201,3 +212,6 @@ def test_on_three_hosts_both_hospitals_train_within_their_budgets(network: Any) 
     assert cloud.wait(PATIENCE) == 0, (vm.log(2), vm.log(4), north.log(0))
     assert [edge.wait(PATIENCE) for edge in edges] == [0, 0], (north.log(0), south.log(0))
     assert_both_trained(vm, 4, [(host, 0, host.folder / "state") for host in (north, south)])
+    keys = [private_keys(host.folder) for host in (vm, north, south)]
+    assert all(keys)
+    assert len(set().union(*keys)) == sum(map(len, keys)), "a private key is on two hosts"

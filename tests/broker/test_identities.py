@@ -20,6 +20,7 @@ import pytest
 
 import mapa.authority
 from common.errors import BrokerUnavailableError, ConfigurationError
+from common.transport.channel import Will
 from common.transport.connection import BrokerAddress, Credentials, MqttOptions, TlsFiles
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
@@ -43,26 +44,37 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
-def refused(at: BrokerAddress, tls: ssl.SSLContext | None, user: str = "") -> bool:
-    """Return whether a client is kept out; TLS 1.3 tells a client only when it reads."""
-    socket.create_connection((at.host, at.port), timeout=PATIENCE).close()  # somebody listens there
+def refused(at: BrokerAddress, tls: ssl.SSLContext | None, user: str = "") -> str:
+    """Return why a client is kept out, as the broker says it; "": it is let in."""
+    there = (at.host, at.port)
+    socket.create_connection(there, timeout=PATIENCE).close()  # somebody listens there
     try:
         with Session(at, tls, user=user):
-            return False
+            return ""
     except (ssl.SSLError, ConnectionError):
-        return True
+        if tls is None:
+            return "no tls"
+    try:  # again, and only to listen: who writes first may not hear
+        with (
+            socket.create_connection(there, timeout=PATIENCE) as plain,
+            tls.wrap_socket(plain, server_hostname="localhost") as secured,
+        ):
+            return repr(secured.recv(1))
+    except ssl.SSLError as error:
+        return str(error.reason).partition("ALERT_")[2].replace("_", " ").lower()
 
 
 def test_an_edge_without_a_certificate_or_without_tls_is_kept_out(site: Site) -> None:
     assert not refused(site.edges, context(site.identity("e1"), site))
-    assert refused(site.edges, context(None, site))
-    assert refused(site.edges, None)
+    assert refused(site.edges, context(None, site)) == "certificate required"
+    assert refused(site.edges, None) == "no tls"
 
 
 def test_a_certificate_of_another_authority_is_worth_nothing(site: Site, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "other", ["localhost"])
-    assert refused(site.edges, context(site.identity("e1", authority=other), site))
-    assert refused(site.clouds, context(site.identity("cloud", Role.CLOUD, authority=other), site))
+    assert refused(site.edges, context(site.identity("e1", authority=other), site)) == "unknown ca"
+    forged = context(site.identity("cloud", Role.CLOUD, authority=other), site)
+    assert refused(site.clouds, forged) == "unknown ca"
     assert not refused(site.edges, context(site.identity("e2"), site))
 
 
@@ -77,10 +89,10 @@ def test_a_broker_of_another_authority_is_not_trusted(site: Site, tmp_path: Path
 def test_an_identity_opens_the_listener_of_its_role_alone(site: Site) -> None:
     edge, cloud = context(site.identity("e1"), site), context(site.identity("cloud", Role.CLOUD), site)
     assert not refused(site.edges, edge)
-    assert refused(site.clouds, edge)
-    assert refused(site.clouds, edge, user="cloud")
+    assert refused(site.clouds, edge) == "unknown ca"
+    assert refused(site.clouds, edge, user="cloud") == "unknown ca"
     assert not refused(site.clouds, cloud)
-    assert refused(site.edges, cloud)
+    assert refused(site.edges, cloud) == "unknown ca"
 
 
 def test_the_brokers_own_key_is_no_clouds(site: Site, tmp_path: Path) -> None:
@@ -88,7 +100,7 @@ def test_the_brokers_own_key_is_no_clouds(site: Site, tmp_path: Path) -> None:
     stolen.mkdir()
     for name, source in (("cert.pem", "server.pem"), ("key.pem", "server.key")):
         (stolen / name).write_bytes((tmp_path / "broker" / source).read_bytes())
-    assert refused(site.clouds, context(stolen, site))
+    assert refused(site.clouds, context(stolen, site)) == "unsupported certificate"
     assert not refused(site.clouds, context(site.identity("cloud", Role.CLOUD), site))
 
 
@@ -101,7 +113,7 @@ def test_an_expired_certificate_is_refused(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(mapa.authority, "datetime", LongAgo)
     old = site.identity("e1")
     monkeypatch.undo()
-    assert refused(site.edges, context(old, site))
+    assert refused(site.edges, context(old, site)) == "certificate expired"
     assert not refused(site.edges, context(site.identity("e1"), site))
 
 
@@ -112,7 +124,7 @@ def test_revocation_ends_a_session_and_lets_the_others_come_back(site: Site) -> 
         with pytest.raises((ConnectionError, ssl.SSLError)):
             session.receive()
     eventually(lambda: accepts(site.edges, greeting=False), "the broker is back")
-    assert refused(site.edges, one)
+    assert refused(site.edges, one) == "certificate revoked"
     assert not refused(site.edges, two)
     site.identity("e1")  # a new one of the same name
     assert not refused(site.edges, context(site.folder / "e1", site))
@@ -127,7 +139,7 @@ def test_without_a_container_the_broker_is_started_in_its_folder_and_reads_the_l
         assert not refused(site.edges, one)
         site.revoke("e1")
         os.kill(broker.pid, signal.SIGHUP)
-        eventually(lambda: refused(site.edges, one), "the list is read")
+        eventually(lambda: refused(site.edges, one) == "certificate revoked", "the list is read")
         assert not refused(site.edges, two)
 
 
@@ -141,7 +153,7 @@ def test_tls_below_1_2_is_refused(site: Site, version: ssl.TLSVersion) -> None:
         else nullcontext()
     ):
         client.minimum_version = client.maximum_version = version
-    assert refused(site.edges, client) is (version < ssl.TLSVersion.TLSv1_2)
+    assert refused(site.edges, client) == ("protocol version" if version < ssl.TLSVersion.TLSv1_2 else "")
 
 
 def test_a_client_id_is_its_certificates_name_whatever_the_client_says(site: Site) -> None:
@@ -157,23 +169,84 @@ def test_a_client_id_is_its_certificates_name_whatever_the_client_says(site: Sit
             first.receive()  # of one identity the later client remains
 
 
-def test_an_edge_writes_and_reads_its_own_branch_alone(site: Site) -> None:
+OWNERS = {
+    "edge/e2/hello": "e2",
+    "edge/e2/gradient": "e2",
+    "edge/e2/leave": "e2",
+    "edge/e2/will": "e2",
+    "edge/e2/welcome": "cloud",
+    "edge/e2/model": "cloud",
+    "edge/e1/welcome": "cloud",
+    "edge/e1/model": "cloud",
+    "halt": "cloud",
+    "cloud": "cloud",
+    "clouds": "cloud",
+    "probe": "cloud",
+}
+
+
+@pytest.mark.parametrize("retained", [False, True], ids=["once", "retained"])
+@pytest.mark.parametrize("leaf", OWNERS)
+def test_what_another_has_to_say_is_not_passed_on(site: Site, leaf: str, retained: bool) -> None:
+    topic, by_cloud = f"mapa/v1/r/{leaf}", OWNERS[leaf] == "cloud"
+    cloud = context(site.identity("cloud", Role.CLOUD), site)
+    right = (site.clouds, cloud) if by_cloud else (site.edges, context(site.identity(OWNERS[leaf]), site))
+    with (
+        Session(site.clouds, cloud, "listener") as listener,
+        Session(site.edges, context(site.identity("e1"), site)) as forger,
+        Session(*right, "owner") as owner,
+    ):
+        listener.subscribe("mapa/v1/#")
+        forger.publish(topic, b"forged", retained=retained)
+        owner.publish(topic, b"true", retained=retained)
+        assert listener.message() == (topic, b"true")
+
+
+def test_a_last_will_is_told_in_its_edges_own_branch_alone(site: Site, connect: Callable[..., Any]) -> None:
+    cloud = connect(site.clouds, "c", "mapa/v1/#", credentials=site.credentials("cloud", Role.CLOUD))
+    for owner in ("e2", "e1"):
+        will = Will(f"mapa/v1/r/edge/{owner}/will", b"lost")
+        edge = connect(site.edges, "r:e1", credentials=site.credentials("e1"), will=will)
+        edge.loop.post(edge.channel.abort)
+    cloud.wait(lambda: len(cloud.seen) > 0)
+    assert cloud.seen == [("mapa/v1/r/edge/e1/will", b"lost")]
+
+
+def test_an_edge_reads_its_own_branch_alone(site: Site) -> None:
     tls = context(site.identity("cloud", Role.CLOUD), site)
     with (
         Session(site.clouds, tls, "cloud-nonce") as cloud,
         Session(site.edges, context(site.identity("e1"), site)) as edge,
     ):
-        cloud.subscribe("mapa/v1/#")
-        others = ("edge/e2/gradient", "edge/e2/leave", "edge/e2/will", "edge/e1/model", "halt", "cloud")
-        for leaf in others:
-            edge.publish(f"mapa/v1/r/{leaf}", b"forged")
-        edge.publish("mapa/v1/r/edge/e1/gradient", b"own")
-        assert cloud.message() == ("mapa/v1/r/edge/e1/gradient", b"own")
         edge.subscribe("#")
         edge.subscribe("mapa/v1/r/edge/e2/model")
         for leaf in ("edge/e2/model", "edge/e2/gradient", "edge/e1/model"):
-            cloud.send(0x30, text(f"mapa/v1/r/{leaf}") + b"x")
+            cloud.publish(f"mapa/v1/r/{leaf}", b"x")
         assert edge.message() == ("mapa/v1/r/edge/e1/model", b"x")
+
+
+def test_a_helper_writes_and_reads_its_own_branch_alone(site: Site) -> None:
+    with (
+        Session(site.clouds, context(site.identity("cloud", Role.CLOUD), site), "cloud-nonce") as cloud,
+        Session(site.clouds, context(site.identity("h1", Role.HELPER), site)) as helper,
+    ):
+        cloud.subscribe("mapa/v1/#")
+        for leaf in (
+            "helper/h2/reply",
+            "helper/h2/hello",
+            "helper/h1/ask",
+            "edge/e1/gradient",
+            "halt",
+            "cloud",
+        ):
+            helper.publish(f"mapa/v1/r/{leaf}", b"forged")
+        for leaf in ("hello", "reply"):
+            helper.publish(f"mapa/v1/r/helper/h1/{leaf}", b"own")
+            assert cloud.message() == (f"mapa/v1/r/helper/h1/{leaf}", b"own")
+        helper.subscribe("#")
+        for leaf in ("helper/h2/ask", "edge/e1/gradient", "helper/h1/reply", "helper/h1/ask"):
+            cloud.send(0x30, text(f"mapa/v1/r/{leaf}") + b"x")
+        assert helper.message() == ("mapa/v1/r/helper/h1/ask", b"x")
 
 
 @pytest.mark.parametrize("size", [10, 20_000])

@@ -1,4 +1,4 @@
-"""Brokers of our own: Mosquitto from PATH, the embedded one, and how a text chooses."""
+"""Brokers of our own: Mosquitto from PATH, the embedded one, and how a text chooses; and what others do."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from common.transport.channel import Will
 from common.transport.connection import BrokerAddress, parse_address
 from mapa import brokers
 from mapa.brokers import Broker, embedded_broker, private_mosquitto, resolve_broker
+from tests.broker.brokers_support import BROKERS
+from tests.broker.testbed_support import open_testbed, scenario
+from tests.program_support import ROOT, eventually
 
 Connect = Callable[..., Any]
 
@@ -151,3 +154,114 @@ def test_addresses_are_read(text: str, host: str, port: int) -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="broker ="):
         parse_address(text)
+
+
+# -- what docs/brokers.md says of four brokers ------------------------------------------------------------
+
+
+def answers_of(name: str) -> dict[str, bool]:
+    """Return what the page says of a broker, by the first words of the line."""
+    lines = (
+        (ROOT / "docs" / "brokers.md").read_text(encoding="utf-8").partition("<!-- tested:")[2].splitlines()
+    )
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    head, _, *rows = table[: next(at for at, row in enumerate(table) if row[0] == "")]
+    column = head.index(name)
+    return {row[0]: row[column].startswith("yes") for row in rows}
+
+
+class Probe:
+    """Asks a broker: what should come is awaited, and what should not has not come before a later message."""
+
+    def __init__(self, broker: Broker, connect: Connect) -> None:
+        self._broker, self._connect, self._marks = broker, connect, 0
+        self.speaker = connect(broker, "speaker")
+
+    def hearer(self, name: str, topics: str) -> Any:
+        """Return a client that hears: a broker may take a while over a subscription."""
+        client = self._connect(self._broker, name, topics)
+        client.loop.post(lambda: client.channel.subscribe("mark", client._take, qos=1))
+        self.marked(client)
+        return client
+
+    def marked(self, client: Any) -> None:
+        self._marks += 1
+        mark = ("mark", str(self._marks).encode())
+
+        def told() -> bool:
+            self.speaker.channel.publish(*mark, qos=1)
+            return mark in client.seen
+
+        eventually(told, "a later message")
+
+    def sees(self, client: Any, message: tuple[str, bytes], expected: bool) -> bool:
+        if expected:
+            client.wait(lambda: message in client.seen)
+        else:
+            self.marked(client)
+        return message in client.seen
+
+    def retain(self, topic: str, payload: bytes) -> None:
+        self.speaker.channel.publish(topic, payload, qos=1, retain=True)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.parametrize("name", BROKERS)
+def test_a_broker_does_what_the_page_says(name: str, tmp_path: Path, connect: Connect) -> None:
+    expected, found = answers_of(name), dict[str, bool]()
+
+    def note(line: str, ask: Callable[[bool], bool]) -> None:
+        (whole,) = (one for one in expected if one.startswith(line))
+        found[whole] = ask(expected[whole])
+
+    with BROKERS[name](tmp_path / "broker") as broker:
+        probe = Probe(broker, connect)
+        probe.retain("kept/a", b"kept")
+        probe.retain("gone/a", b"kept")
+        probe.retain("gone/a", b"")
+        probe.marked(hearer := probe.hearer("hearer", "will/+"))
+        note("a retained", lambda e: probe.sees(probe.hearer("late", "kept/a"), ("kept/a", b"kept"), e))
+        note("and to one", lambda e: probe.sees(probe.hearer("later", "kept/+"), ("kept/a", b"kept"), e))
+        note("an empty", lambda e: not probe.sees(probe.hearer("last", "gone/a"), ("gone/a", b"kept"), not e))
+        lost = connect(broker, "lost", will=Will("will/lost", b"lost"))
+        lost.loop.post(lost.channel.abort)
+        note("a client that is lost", lambda e: probe.sees(hearer, ("will/lost", b"lost"), e))
+        first = connect(
+            broker, "same", will=Will("will/same", b"taken"), min_backoff=600.0, max_backoff=600.0
+        )
+        connect(broker, "same")
+        note("a second client", lambda e: ended(first, e, probe, hearer))
+        note("and then", lambda e: probe.sees(hearer, ("will/same", b"taken"), e))
+        many = probe.hearer("many", "many")
+        for number in range(3000):
+            probe.speaker.channel.publish("many", b"%d" % number)
+        many.wait(lambda: ("many", b"2999") in many.seen)
+        numbers = [int(payload) for topic, payload in many.seen if topic == "many"]
+        note("3,000", lambda _: numbers == list(range(3000)))
+        large = ("many", b"x" * (1 << 24))
+        probe.speaker.channel.publish(*large, qos=1)
+        note("a message of 16 MiB", lambda e: probe.sees(many, large, e))
+        note("a run reaches T", lambda _: trains(broker, tmp_path / "run"))
+    assert found == expected
+
+
+def ended(client: Any, expected: bool, probe: Probe, hearer: Any) -> bool:
+    """Return whether a client's connection has ended."""
+    if expected:
+        client.wait(lambda: client.losses > 0)
+    else:
+        probe.marked(hearer)
+    return bool(client.losses)
+
+
+def trains(broker: Broker, folder: Path) -> bool:
+    """Train with two edges of which one is killed on the way; return whether its will was told and T is reached."""
+    with open_testbed(broker.address, folder, scenario(edges=2, iterations=200), edges_at_least=2) as bed:
+        killed, _ = bed.edge(), bed.edge()
+        bed.at(lambda: bed.updates > 20, killed.kill)
+        bed.wait(lambda: bool(bed.events("edge_gone")))
+        summary = bed.finish()
+        (gone,) = bed.events("edge_gone")
+        return (gone["reason"], summary["reason"], summary["updates"]) == ("lost", "finished", 200)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,6 @@ def tls_broker(tmp_path: Path, certificates: Path) -> Any:
         yield broker
 
 
-def passwords(folder: Path, **users: str) -> Path:
-    path = folder / "passwords"
-    path.touch(mode=0o644)
-    for name, password in users.items():
-        subprocess.run(["mosquitto_passwd", "-b", str(path), name, password], check=True, capture_output=True)
-    path.chmod(0o644)
-    return path
-
-
 @pytest.mark.parametrize("size", [10, 2_000_000])
 def test_a_tls_listener_with_its_ca_carries_messages(
     tls_broker: Broker, certificates: Path, connect: Connect, size: int
@@ -117,18 +109,6 @@ def test_a_file_that_is_no_certificate_is_refused(mosquitto: Broker, tmp_path: P
         try_connect(mosquitto, tls=TlsFiles(ca=nonsense))
 
 
-def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -> None:
-    accounts = ["allow_anonymous false", f"password_file {passwords(tmp_path, e1='right')}"]
-    with private_mosquitto(tmp_path / "broker", extra=accounts) as broker:
-        assert connect(
-            broker, "c", credentials=Credentials(username="e1", password="right")
-        ).channel.connected
-        for more in ({"username": "e1", "password": "wrong"}, {"username": "e2", "password": "right"}, {}):
-            with pytest.raises(ConfigurationError, match="refused user") as caught:
-                try_connect(broker, **more)
-            assert "wrong" not in str(caught.value)
-
-
 def test_the_password_is_never_shown() -> None:
     given = Credentials(username="u", password="secret")
     assert "secret" not in repr(MqttOptions(address=BrokerAddress("h"), client_id="c", credentials=given))
@@ -140,6 +120,17 @@ def shipped(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "site", {"cloud": "c", "e1": "1", "e2": "2"}, run="test")
     with site.running():
         yield site
+
+
+def test_a_wrong_password_is_refused_clearly_and_nobody_is_anonymous(shipped: Site, connect: Connect) -> None:
+    right = shipped.credentials("e1")
+    for user, password in (("e1", "wrong"), ("e2", "1"), ("e1", ""), (None, None)):
+        given = replace(right, username=user, password=password)
+        for port in (shipped.edges, shipped.clouds):
+            with pytest.raises(ConfigurationError, match="refused user") as caught:
+                connect(port, "e1", credentials=given)
+            assert "wrong" not in str(caught.value)
+    assert connect(shipped.edges, "e1", credentials=right).channel.connected
 
 
 def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(

@@ -28,6 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "fedasync of models": ("fedasync", {"mix": "model", "mixing": 0.5}, "none"),
     "fedasync hinge": ("fedasync", {"weight": "hinge", "grace": 1}, "none"),
     "fedbuff scaled": ("fedbuff", {"buffer": 3, "staleness_scaling": True}, "none"),
+    "multi-krum": ("krum", {"chosen": 3}, "none"),
     "mapa ema": ("mapa", {}, "ema"),
     "adam tail": ("adam", {}, "tail"),
 }
@@ -59,7 +60,7 @@ def digest(name: str, lay: Lay) -> str:
             algorithm = algorithm.with_moment(3.0, t)
         staleness = int(rng.integers(0, min(t, 4)))
         gradient = lay(rng.standard_normal(N).astype(np.float32))
-        update = Update(NoisyGradient(gradient), t, t - staleness, staleness, t % 3, law, 2.0, 1, 1.0)
+        update = Update(NoisyGradient(gradient), t, t - staleness, staleness, t % 5, law, 2.0, 1, 1.0)
         x, algorithm = algorithm.apply(x, update)
         assert x.dtype == np.float32
         x = lay(x)

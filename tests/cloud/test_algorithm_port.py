@@ -81,9 +81,12 @@ def test_every_file_is_an_algorithm_and_says_whether_it_is_private() -> None:
         "delay-adaptive",
         "fedasync",
         "fedbuff",
+        "krum",
         "mapa",
         "momentum",
+        "norm-cap",
         "quantile",
+        "trimmed-mean",
         "tuning-free",
     }
     assert {name: one.private for name, one in found.items()} == {
@@ -192,7 +195,9 @@ def test_the_fields_are_all_that_a_run_needs_to_go_on(name: str) -> None:
     algorithm = described.make(described.resolve(options)).begin(problem, 2.0)
     rng = np.random.default_rng(3)
     updates = [
-        Update(rng.standard_normal(5).astype(np.float32), t, max(1, t - 3), min(t - 1, 3), 0, None, 2.0, 1, 1)
+        Update(
+            rng.standard_normal(5).astype(np.float32), t, max(1, t - 3), min(t - 1, 3), t % 5, None, 2.0, 1, 1
+        )
         for t in range(1, 31)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from common.scenario.scenario import parse_scenario
 
 CLIP, BATCH, T = 2.0, 4, 20
 PROBLEM = Problem(batch_size=BATCH, smoothness=1.0, sigma=1.0, tau_max=3, iterations=T, first_clip=CLIP)
-FIELD = ("fedasync", "fedbuff", "delay-adaptive", "momentum", "adam")
+FIELD = ("fedasync", "fedbuff", "delay-adaptive", "momentum", "adam", "norm-cap", "trimmed-mean", "krum")
 
 
 def begun(name: str, problem: Problem = PROBLEM, **options: Any) -> Any:
@@ -182,6 +183,64 @@ def test_fedbuff_counts_staleness_in_moves_of_x() -> None:
         before, (x, algorithm) = x, algorithm.apply(x, one)
     # the last two: weights 1/√3 and 1/√2, their mean over m = 2
     assert float(before[0] - x[0]) * CLIP == pytest.approx((3**-0.5 + 2**-0.5) / 2, rel=1e-6)
+
+
+# -- rules for edges that may send anything -------------------------------------------------------------------
+
+
+def of_edges(algorithm: Algorithm, *sent: tuple[int, float]) -> list[float]:
+    """Return where x, from 0, lies after the gradients of these edges, in units of −ρ/C."""
+    x, seen = np.zeros(3, np.float32), []
+    for t, (edge, value) in enumerate(sent, start=1):
+        x, algorithm = algorithm.apply(x, update(value, t=t)._replace(edge=edge))
+        seen.append(-float(x[0]) * CLIP)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "move"),
+    [
+        ({"name": "trimmed-mean", "trim": 1}, (1 + 2 + 4) / 3),
+        ({"name": "trimmed-mean", "trim": 2}, 2),
+        ({"name": "krum"}, 1),  # the two nearest to it are 1 away at most, as for no other
+        ({"name": "krum", "chosen": 2}, (1 + 0) / 2),
+    ],
+)
+def test_a_rule_over_a_buffer_of_edges_leaves_out_what_lies_apart(
+    options: dict[str, Any], move: float
+) -> None:
+    algorithm = begun(**options, buffer=5)
+    sent = [(0, 0.0), (1, 1.0), (2, 4.0), (3, 2.0), (4, 1000.0)]
+    assert of_edges(algorithm, *sent) == pytest.approx([0, 0, 0, 0, move])
+
+
+def test_an_edge_has_one_place_in_a_buffer_and_there_its_mean() -> None:
+    algorithm = begun("trimmed-mean", buffer=3)
+    flood = [(7, 1000.0)] * 20
+    assert of_edges(algorithm, *flood, (1, 1.0), (1, 3.0), (2, 5.0)) == pytest.approx([0.0] * 22 + [5.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "trimmed-mean", "buffer": 4, "trim": 2}, "buffer = 4: must be at least 5"),
+        ({"name": "krum", "buffer": 6, "byzantine": 2}, "buffer = 6: must be at least 7"),
+        ({"name": "krum", "chosen": 5}, "chosen = 5: must be at most 4, buffer less byzantine"),
+        ({"name": "trimmed-mean", "buffer": 9}, "buffer = 9: must be at most 8, the edges of this run"),
+    ],
+)
+def test_a_buffer_of_too_few_edges_or_more_than_there_are_is_refused(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"algorithm\.{words}"):
+        begun(**options, problem=replace(PROBLEM, edges=8))
+
+
+def test_the_norm_cap_is_the_median_of_the_edges_whatever_one_of_them_sends() -> None:
+    algorithm = begun("norm-cap")
+    seen = of_edges(algorithm, (0, 1.0), (1, 1.0), (2, 1000.0), (2, 1e6), (3, 2.0), (4, 0.0), (0, 5.0))
+    assert np.diff([0, *seen]) == pytest.approx([1, 1, 1, 1, 1, 0, 2], rel=1e-6)
+    assert of_edges(begun("norm-cap", cap=3.0), (0, 1.0), (1, 1.0), (2, 10.0))[-1] == pytest.approx(5)
 
 
 # -- delay-adaptive -----------------------------------------------------------------------------------------

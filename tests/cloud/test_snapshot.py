@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.admission import BANS
 from cloud.algorithm import Algorithm
 from cloud.assembly import server_for
 from cloud.server import CloudServer
@@ -41,6 +42,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fedbuff": {"algorithm": {"name": "tests.algorithms.fedbuff:FedBuff", **RATE}},
     "averaged": {"algorithm": {"name": "tests.algorithms.averaged:Averaged"}},
     "fedasync": {"algorithm": {"name": "fedasync", "mix": "model", "mixing": 0.5, "window": 5, **RATE}},
+    "norm-cap": {"algorithm": {"name": "norm-cap", **RATE}},
+    "trimmed-mean": {"algorithm": {"name": "trimmed-mean", "buffer": 3, **RATE}},
     "adam-tail": {"algorithm": {"name": "adam", "average": "tail", "average_from": 0.1, **RATE}},
     "tuning-free": {
         "algorithm": {"name": "tuning-free", "rate": 0.3},
@@ -62,6 +65,7 @@ SCENARIOS = {
 }
 MODEL = World.on(SCENARIOS["mapa"], small_dataset()).model
 EDGE = st.sampled_from(["a", "b", "c", "d"])
+LEFT = st.sampled_from(["lost", "silent", "shutdown", "budget", *BANS])
 STEP = st.one_of(
     st.tuples(st.just("hello"), EDGE, st.sampled_from("xy"), st.integers(0, 2), st.integers(1, 6), st.booleans()),
     st.tuples(
@@ -73,7 +77,7 @@ STEP = st.one_of(
         st.sampled_from([0.1, 0.1, 1e6]),  # length
         st.sampled_from([LIFE, LIFE, LIFE, 4]),
     ),
-    st.tuples(st.just("leave"), EDGE, st.sampled_from("xy"), st.sampled_from(["lost", "silent", "shutdown", "budget"])),
+    st.tuples(st.just("leave"), EDGE, st.sampled_from("xy"), LEFT),
     st.tuples(st.just("begin")),
     st.tuples(st.just("halt")),
 )  # fmt: skip

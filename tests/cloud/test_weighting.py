@@ -121,6 +121,7 @@ def test_every_private_algorithm_can_be_weighted(name: str) -> None:
         return
     own = {"rate": 0.2} if any(one.name == "rate" for one in described.options) else {}
     world = small_world(
+        edges=5,
         algorithm={"name": name, "weights": "noise", **own},
         privacy={
             "noise": "gaussian",

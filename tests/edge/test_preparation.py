@@ -92,16 +92,20 @@ def test_the_edge_hears_and_ends_while_its_budget_is_accounted(tmp_path: Path) -
     SqliteLedger(tmp_path).close()  # it was let go
 
 
-def test_a_model_that_comes_while_the_edge_prepares_is_used_afterwards() -> None:
+@pytest.mark.parametrize("malformed", [False, True])
+def test_a_model_that_comes_while_the_edge_prepares_is_used_or_dropped_afterwards(malformed: bool) -> None:
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     stage = Stage(background=lambda *job: jobs.append(job))
     stage.welcome()
     x = np.zeros(small_world().model.dimension, np.float32)
-    stage.edge.on_model("m", encode_model(SendModel(stage.edge.edge_id, 1, 0.4, 0, x, LIFE)))
+    model = encode_model(SendModel(stage.edge.edge_id, 1, 0.4, 0, x, LIFE))
+    stage.edge.on_model("m", model[malformed:])
     assert stage.pushed == 0
     [(work, then)] = jobs
     then(work())
-    assert stage.pushed == 1
+    assert (stage.pushed, stage.edge.dropped["model"]) == ((0, 1) if malformed else (1, 0))
+    stage.model()
+    assert stage.pushed == 2 - malformed
 
 
 def test_the_loop_goes_on_beside_a_job_and_raises_what_it_raised() -> None:

@@ -328,7 +328,8 @@ def test_a_link_is_in_place_before_anything_is_pushed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "code"), [("fleet-full", EXIT_FULL), ("halted", EXIT_DONE), ("mechanism", EXIT_REFUSED)]
+    ("reason", "code"),
+    [("fleet-full", EXIT_FULL), ("halted", EXIT_DONE), ("mechanism", EXIT_REFUSED), ("banned", EXIT_REFUSED)],
 )
 def test_the_reasons_of_a_refuse_have_their_codes(reason: str, code: int) -> None:
     (stop,) = session().receive(refuse(reason, 1))

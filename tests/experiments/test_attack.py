@@ -24,6 +24,7 @@ from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, NoisyGradient
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
+from common.wire.v1 import SEAL_BYTES
 from experiments.commands.attack import spread
 from experiments.reconstruction import (
     IN_THE_CLEAR,
@@ -211,17 +212,20 @@ def payloads(count: int) -> tuple[Any, list[tuple[SendModel, GradientArrived]]]:
     return world, list(exchanges(world, world.workers()))
 
 
-def test_an_observer_reconstructs_the_images_of_a_recorded_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seal", [b"", b"\0" * SEAL_BYTES], ids=["plain", "sealed"])
+def test_an_observer_reconstructs_the_images_of_a_recorded_run(tmp_path: Path, seal: bytes) -> None:
     world, exchanged = payloads(6)
     broker = MemoryBroker()
     cloud, edge, observer = (MemoryChannel(broker) for _ in range(3))
     for channel in (cloud, edge, observer):
         channel.connect()
     full: list[bool] = []
-    recorder = record_payloads(observer, RUN, tmp_path / "seen", 4, on_full=lambda: full.append(True))
+    recorder = record_payloads(
+        observer, RUN, tmp_path / "seen", 4, on_full=lambda: full.append(True), sealed=bool(seal)
+    )
     for sent, made in exchanged:
-        cloud.publish(edge_topic(RUN, EDGE, EdgeTopic.MODEL), encode_model(sent))
-        bytes_made = encode_gradient(made)
+        cloud.publish(edge_topic(RUN, EDGE, EdgeTopic.MODEL), encode_model(sent) + seal)
+        bytes_made = encode_gradient(made) + seal
         edge.publish(edge_topic(RUN, EDGE, EdgeTopic.GRADIENT), bytes_made)
         edge.publish(edge_topic(RUN, EDGE, EdgeTopic.GRADIENT), bytes_made)  # resent: seen once
         edge.publish(edge_topic(RUN, EDGE, EdgeTopic.GRADIENT), b"no gradient")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import socket
 import ssl
@@ -40,6 +41,14 @@ def with_a_broken_signature(asked: bytes) -> bytes:
     content = bytearray(x509.load_pem_x509_csr(asked).public_bytes(serialization.Encoding.DER))
     content[-1] ^= 1
     return x509.load_der_x509_csr(bytes(content)).public_bytes(serialization.Encoding.PEM)
+
+
+def of_another_version(asked: bytes) -> bytes:
+    """Return the request with a version that no standard has, as PEM by hand: cryptography reads none such."""
+    content = x509.load_pem_x509_csr(asked).public_bytes(serialization.Encoding.DER)
+    lines = base64.encodebytes(content.replace(b"\x02\x01\x00", b"\x02\x01\x04", 1)).decode()
+    name = "CERTIFICATE REQUEST"
+    return f"-----BEGIN {name}-----\n{lines}-----END {name}-----\n".encode()
 
 
 def common_name(certificate: bytes) -> str:
@@ -90,7 +99,7 @@ def test_the_name_and_the_role_are_the_tokens_whatever_the_request_asks_for(auth
     read.verify_directly_issued_by(edges)
 
 
-@pytest.mark.parametrize("kind", ["noise", "too large", "another kind of key", "forged"])
+@pytest.mark.parametrize("kind", ["noise", "too large", "another kind of key", "forged", "a version"])
 def test_a_malformed_request_is_refused_and_the_token_stays_valid(authority: Authority, kind: str) -> None:
     secret, _ = authority.invite("north", 0, HOUR)
     good = request()
@@ -102,6 +111,7 @@ def test_a_malformed_request_is_refused_and_the_token_stays_valid(authority: Aut
         .sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
         .public_bytes(serialization.Encoding.PEM),
         "forged": with_a_broken_signature(good),
+        "a version": of_another_version(good),
     }[kind]
     with pytest.raises(ConfigurationError, match="request"):
         authority.enrol("north", secret, bad)

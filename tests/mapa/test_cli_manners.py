@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from common.errors import ConfigurationError
 from edge import fleet
 from mapa import cli, output
-from mapa.cli import COMMANDS, EXIT_CODES, build, exit_codes, named_in
+from mapa.cli import COMMANDS, EXIT_CODES, SECTIONS, build, exit_codes, named_in
 from mapa.cloud_run import EXIT_CODES as RUN_CODES
 from mapa.commands.options import REPORTING
 from mapa.reference import cli_page, commands, options_of
@@ -75,6 +76,58 @@ def test_the_help_shows_what_the_commands_say_of_themselves() -> None:
         first = " ".join(command.help.split("\n\n")[0].split())
         assert COMMANDS[name][0] == first, f"cli.COMMANDS[{name!r}]: {first}"
         assert sketched.commands[name].help == first
+
+
+def helped(*words: str) -> str:
+    """Return what a command's help prints on a terminal of 80 columns."""
+    done = CliRunner().invoke(build(words), [*words], prog_name="mapa", env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_usual_help_of_a_command_fits_sixty_lines_of_eighty_columns(name: str) -> None:
+    lines = helped(*name.split(), "-h").splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_the_usual_help_leaves_out_is_in_the_whole_one() -> None:
+    usual, whole = helped("edge", "--help"), helped("edge", "--help-all")
+    options = {name for one in commands()["edge"].params for name in one.opts}
+    assert options - set(re.findall(r"--[a-z-]+|-[a-z]\b", whole)) == set()
+    left = len(commands()["edge"].params) - sum(
+        any(re.search(rf"{name}\b(?!-)", usual) for name in one.opts) for one in commands()["edge"].params
+    )
+    assert f"{left} more options: mapa edge --help-all" in usual
+    assert "MAPA_BROKER" in whole, "the environment's variables too"
+
+
+def test_the_sections_of_the_program_have_every_command_once() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("quickstrat", "quickstart"),
+        ("quickstart --set iteratons=3", "iterations"),
+        ("quickstart --set priv.noise=1", "privacy"),
+        ("quickstart --set algorithm.thta=1", "theta"),
+        ("quickstart --set algorithm.name=audpp", "audp"),
+        ("quickstart --set privacy.noise=gausian", "gaussian"),
+        ("quickstart --set privacy.noise_multiplyer=3", "noise_multiplier"),
+        ("quickstart --set data.sampler=poison", "poisson"),
+        ("quickstart --set model.name=softmx", "softmax"),
+        ("quickstart --links wfi", "wifi"),
+        ("quickstart --set delays.kind=constant --devices pi44", "pi4"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_one_that_was_meant(mapa: Mapa, words: str, meant: str) -> None:
+    done = mapa("simulate", *words.split())
+    assert done.code == 2
+    assert f"did you mean {meant!r}?" in done.err
 
 
 def test_a_mistyped_command_or_option_is_answered_with_the_nearest(mapa: Mapa) -> None:

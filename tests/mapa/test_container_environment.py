@@ -146,6 +146,7 @@ GIVEN = {
     "TLS_CERT": ("c.pem", "tls_cert", Path("c.pem")),
     "TLS_KEY": ("k.pem", "tls_key", Path("k.pem")),
     "IDENTITY": ("/secrets", "identity", Path("/secrets")),
+    "AUTHENTIC": ("1", "authentic", True),
     "CONNECT_TIMEOUT": ("600", "connect_timeout", 600.0),
     "METRICS_PORT": ("9464", "metrics_port", 9464),
     "METRICS_ADDRESS": ("0.0.0.0", "metrics_address", "0.0.0.0"),

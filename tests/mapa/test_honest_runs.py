@@ -121,6 +121,7 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"name": OWN_CODE[1], "rate": 0.05},
     {"name": "fedasync", "rate": 0.2, "mix": "model", "mixing": 0.5},
     {"name": "fedbuff", "rate": 0.2, "buffer": 7, "staleness_scaling": True},
+    {"name": "trimmed-mean", "rate": 0.2, "buffer": 3},
     {"name": "delay-adaptive", "rate": 0.2, "concurrency": 1},
     {"name": "momentum", "rate": 0.2, "average": "ema"},
     {"name": "adam", "rate": 0.01, "average": "tail"},

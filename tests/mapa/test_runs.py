@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import time
@@ -20,7 +21,7 @@ from common.errors import ConfigurationError
 from mapa.run_removal import RemovalRefusedError, considered, remove
 from mapa.runs import find_run, is_alive, line_of_run, run_paths, state_of
 from tests.mapa.test_cli import SMALL
-from tests.program_support import PATIENCE, Mapa, start_mapa
+from tests.program_support import PATIENCE, Mapa, environment, run_mapa, start_mapa
 
 LONG_AGO = time.time() - 3600
 
@@ -190,6 +191,20 @@ def test_runs_are_filtered_sorted_and_limited(mapa: Mapa, runs: Path) -> None:
 
 
 # -- names ------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_is_shown_the_columns_that_fit_and_a_pipe_all(runs: Path) -> None:
+    make_run(runs, "quickstart-20260101-120000-0123abcd")
+    terminal = {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"}
+    shown, piped = (
+        run_mapa("runs", "list", "--runs-dir", str(runs), env={**environment(), **more}).stdout
+        for more in (terminal, {"COLUMNS": "80"})
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert all(len(line) <= 80 for line in plain)
+    assert {"K", "algorithm", "ε"} <= set(plain[0].split())
+    assert "started" not in plain[0]
+    assert "started" in piped
 
 
 def test_a_run_is_found_by_id_by_a_beginning_and_as_the_latest(runs: Path) -> None:

@@ -74,8 +74,8 @@ def test_every_algorithm_can_have_an_average_and_edges_get_the_same_models(name:
     if any(option.name == "rate" for option in describe(name).options):
         own["rate"] = 0.2
     privacy = {"noise": "exponential-norm", "epsilon": 1.0, "clipping": describe_clipping(name)}
-    plain = simulate(small_world(algorithm=own, privacy=privacy))
-    world = small_world(algorithm={**own, "average": average}, privacy=privacy)
+    plain = simulate(small_world(edges=5, algorithm=own, privacy=privacy))
+    world = small_world(edges=5, algorithm={**own, "average": average}, privacy=privacy)
     outcome = simulate(world)
     assert outcome.reason == "finished"
     assert not np.array_equal(outcome.x, plain.x)

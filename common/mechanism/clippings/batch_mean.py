@@ -33,6 +33,9 @@ class BatchMean(Clipping):
             mean *= bound / length
         return ClippedGradient(mean)
 
+    def length_over_clip(self, rows: float, batch_size: int) -> float:  # noqa: ARG002
+        return 1.0
+
     def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:  # noqa: ARG002
         return 2.0  # the mean can go anywhere in its ball, whatever the adjacency: 2C = bΔS
 
