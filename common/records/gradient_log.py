@@ -47,8 +47,7 @@ HEAD_BYTES = _HEAD.size + 4
 _FRONT_BYTES = _FRONT.size + 4  # 32
 LARGEST_BODY = 1 << 28  # bytes: MQTT has no larger message
 _KEPT = 1 << 24  # bytes of a segment in memory
-_SPARE = "spare"  # a file that was a segment and goes little by little
-_AT_ONCE = 1 << 22  # bytes of it, at least
+_AT_ONCE = 1 << 22  # bytes of a removed segment that are given back together, at least
 _MOST_MARKS = 256  # behind a torn record
 
 
@@ -160,7 +159,7 @@ class LogWriter:
         self.segment = segment
         self._run = (incarnation, dimension)
         self._descriptor = self._spare = -1
-        self._spared = self._shrunk = 0  # bytes of the spare file; `size` when it was last made shorter
+        self._spared = self._shrunk = 0  # bytes of the removed segment; `size` when it was last made shorter
         self.size = 0  # bytes of whole records, with the head
         self.records = 0  # in this segment
         self._open()
@@ -202,19 +201,19 @@ class LogWriter:
         self._open()
 
     def remove_before(self, segment: int) -> None:
-        """Remove the segments before this one, the last of them little by little as the open one grows.
+        """Remove the segments before this one; the space of the last goes little by little, as the open one grows.
 
         So its memory is written again while it is warm, and no update waits for the end of a large file.
         """
         for path in self.folder.glob("*.seg"):
             if path.stem.isdecimal() and int(path.stem) < segment:
-                path.rename(self.folder / _SPARE)
                 self._close_spare()
-                self._spare = os.open(self.folder / _SPARE, os.O_WRONLY)
+                self._spare = os.open(path, os.O_WRONLY)  # nameless, it ends with this process at the latest
+                path.unlink()
                 self._spared, self._shrunk = os.fstat(self._spare).st_size, self.size
 
     def _shrink(self) -> None:
-        """Shorten the spare file by what was written since."""
+        """Shorten the removed segment by what was written since."""
         self._spared, self._shrunk = max(0, self._spared - (self.size - self._shrunk)), self.size
         os.ftruncate(self._spare, self._spared)
 
