@@ -7,7 +7,7 @@ WORKERS ?= auto
 
 .DEFAULT_GOAL := help
 .PHONY: help env run test test-fast test-all test-network test-statistics test-experiments test-docs test-containers \
-	test-browser check format docs docs-links bench clean images images-offline engine engine-stop up down
+	test-browser test-cluster cluster cluster-stop check format docs docs-links bench clean images images-offline engine engine-stop up down
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,10 +28,10 @@ run: $(READY)  ## train with 5 edges on a private broker, with a live page
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test: $(READY)  ## every promise once, without a Docker engine: about 8 minutes on two cores
-	$(PYTEST) -m 'not extended and not stack'
+	$(PYTEST) -m 'not extended and not stack and not cluster'
 
 test-fast: $(READY)  ## while editing: no broker, no processes, nothing slow: one to two minutes
-	$(PYTEST) -q -m 'not broker and not stack and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
+	$(PYTEST) -q -m 'not broker and not stack and not cluster and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
 
 test-all: $(READY)  ## every test: `make test` and what is only extended, statistics and containers too
 	$(PYTEST)
@@ -53,6 +53,9 @@ test-containers: $(READY)  ## images, Compose and faults on a Docker engine
 
 test-browser: $(READY)  ## the live page in Chromium
 	$(PYTEST) tests/browser
+
+test-cluster: $(READY) cluster  ## twenty edges on a real Kubernetes cluster, through deleted pods and scaling
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -94,6 +97,13 @@ engine:  ## install and start a Docker engine with Compose if none is running (D
 
 engine-stop:  ## stop the engine that `make engine` started, and no other
 	docker/offline/engine.sh stop
+
+cluster:  ## start a real Kubernetes cluster of one node; the first time builds it (Debian, root; 11 minutes of processor time)
+	kubernetes/cluster/tools.sh
+	kubernetes/cluster/cluster.sh start
+
+cluster-stop:  ## end it; the programs stay in ~/.cache/mapa-cluster
+	kubernetes/cluster/cluster.sh stop
 
 up:  ## train with EDGES edge containers to the end, then remove the containers
 	EDGES=$(EDGES) docker/up.sh

@@ -152,13 +152,18 @@ def _variances(
     return tuple(noise_law(noise, parameters).relative_second_moment(1) for parameters in laws)
 
 
-def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:
-    """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
+def begin(
+    scenario: Scenario, moment: float, problem: Problem | None = None, *, sealed: bool = False
+) -> Algorithm:
+    """Let the algorithm begin; a private one must ask for a bound that noise can follow.
+
+    `sealed`: with secure sums releases come masked, and helpers open their sets.
+    """
     table = scenario.algorithm
     made = algorithm_for(scenario)
     if scenario.weighted:
         made = WithWeights(made, *weights_of(scenario))
-    made = summed(made, members_of(scenario))
+    made = summed(made, members_of(scenario), sealed=sealed)
     made = averaged(made, table.average, table.average_decay, table.average_from)
     begun = made.begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:
@@ -205,11 +210,12 @@ def server_for(
     *,
     edges_at_least: int,
     incarnation: int = 0,
+    sealed: bool = False,
 ) -> CloudServer:
     """Return a cloud at t = 1 that waits for hellos; on a wire it needs an incarnation, new or the run's own."""
     return CloudServer(
         terms=terms_for(scenario, model, edges_at_least=edges_at_least),
         model=first_model(model, streams),
-        begin=partial(begin, scenario),
+        begin=partial(begin, scenario, sealed=sealed),
         incarnation=incarnation,
     )

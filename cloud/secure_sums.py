@@ -188,9 +188,15 @@ class SecureSums:
         few = any(len(left & set(subset)) < self._believed for subset in terms.subsets)
         return few or len(left) < terms.quorum or bool(set_.differ and self._believed == 1)
 
-    def has_room(self, edge_id: EdgeId) -> bool:
-        """Return whether another release of an edge may wait: a fast edge must not fill the memory."""
-        return sum(edge_id == one for one, _ in self._waiting) < self.most_waiting
+    def is_enrolled(self, edge_id: EdgeId) -> bool:
+        return edge_id in self._roster
+
+    def has_room(self, edge_id: EdgeId, beside: int = 0) -> bool:
+        """Return whether another release of an edge may wait: a fast edge must not fill the memory.
+
+        `beside`: so many that are on their way here.
+        """
+        return sum(edge_id == one for one, _ in self._waiting) + beside < self.most_waiting
 
     def is_starved(self, live: Iterable[EdgeId]) -> bool:
         """Return whether no further set can come about while only these edges are there."""

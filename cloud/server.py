@@ -8,7 +8,7 @@ Every update makes a new x (in the memory of its step), so a model that was hand
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, assert_never
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from cloud.admission import BANS, FOR_GOOD, Admitted, EdgeAccount, Restarts, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
+from cloud.sums import within
 from common import messages
 from common.messages import (
     Effect,
@@ -401,6 +402,25 @@ class CloudServer:
         account.applied += 1
         self.t = t + 1
         return quick(GradientApplied, (edge, edge_id, sequence, version, t, staleness, stage, sensitivity))
+
+    def open_sum(self, mean: Vector, releases: Sequence[tuple[int, int]]) -> None:
+        """Move x by the mean of releases that came masked; each is an edge's index and the version that it read.
+
+        λx is of the present x: which models they read is in no sum.
+        """
+        schedule = self.schedule
+        assert schedule is not None
+        if self.terms.regularization:
+            mean = mean + np.float32(self.terms.regularization) * self.model
+        x, self.schedule = within(
+            schedule, lambda sums: sums.moved_by(self.model, mean, releases, self.updates)
+        )
+        self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
+
+    def drop_releases(self, releases: Sequence[tuple[int, int]]) -> None:
+        """Forget releases that are in no sum."""
+        if self.schedule is not None:
+            _, self.schedule = within(self.schedule, lambda sums: (self.model, sums.dropped(releases)))
 
     def followed(self, account: EdgeAccount, t: int, former: Algorithm) -> list[Effect]:
         """Return what follows from update t beside its record: an evaluation, the end, a stage, the next model."""

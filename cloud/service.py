@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cloud import quick_way
 from cloud.admission import BANS
@@ -15,9 +18,17 @@ from cloud.presence import CloudPresence, ResendQueue
 from cloud.recovery_log import History
 from cloud.server import CloudServer, Judged
 from common import messages
-from common.errors import ForgedMessageError, RemoteProtocolError
-from common.messages import Effect, GradientApplied, GradientRefused, Leave, SendModel, Welcome
-from common.quantities import EdgeId, RunId
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
+from common.messages import (
+    Effect,
+    GradientApplied,
+    GradientArrived,
+    GradientRefused,
+    Leave,
+    SendModel,
+    Welcome,
+)
+from common.quantities import EdgeId, NoisyGradient, RunId
 from common.randomness import CounterStreams, Purpose
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
@@ -36,9 +47,14 @@ from common.wire.topics import (
 )
 from common.wire.v1 import HEADER_BYTES
 
+if TYPE_CHECKING:
+    from cloud.summing import Summing
+
 _RECORD_EVERY = 0.25  # seconds between two batches of records
 _WARNINGS = 50  # lines for the operator about messages, of which any client may send any number
 _RETURN = 10  # times silent_after that an edge may be away from a run whose budgets are spent
+_STARVED = 2  # times silent_after that fewer edges than a sum has may be there
+_NOTHING = NoisyGradient(np.zeros(0, np.float32))  # what the server sees of a masked release
 _SLOWEST = 10  # times `gather` that edges may take to come one after the other
 _AT_ONCE = 16  # answers to one edge in a row
 _OFTEN = 4  # times the rate at which an honest edge asks again: the rate of answers in the long run
@@ -154,6 +170,7 @@ class CloudService:
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     nonce: InitVar[str | None] = None  # of this process
     quick: bool = True  # ordinary gradients take the quick way
+    sums: bool = False  # releases come masked, and helpers open their sums
     authentic: bool = False  # each message that arrives is proven to be of the edge that its topic names
     traffic: Traffic = field(default_factory=Traffic)
     peers: Peers = field(default_factory=Peers)
@@ -162,6 +179,7 @@ class CloudService:
     presence: CloudPresence = field(init=False)
     evaluations: Evaluations = field(init=False)
     models: ResendQueue[SendModel] = field(init=False)  # that the channel has not taken
+    summing: Summing | None = field(init=False)  # None: every release comes by itself
     _allowance: Allowance = field(init=False)
     _codings: Marked = field(init=False)  # that the run's messages may have; none: all are sent as they are
     _dither: CounterStreams = field(init=False)  # rounds models: a version is always the same bytes
@@ -169,12 +187,27 @@ class CloudService:
     _warned: int = 0
     _told: int = 0  # edges that the operator was last told to be here
     _idle: float = 0.0  # seconds without an edge that could train
+    _starved: float = 0.0  # seconds with fewer edges than a sum has
 
     def __post_init__(self, evaluator: Evaluator | None, nonce: str | None) -> None:
         own, incarnation = nonce or codec.new_nonce(), self.server.incarnation
         self.presence = CloudPresence(
             self.run, own, incarnation, self.loop, self.channel, self._warn, self.dropped
         )
+        self.summing = None
+        if self.sums:
+            from cloud.summing import Summing  # cryptography: a plain run does without
+
+            parts = (
+                self.run,
+                self.scenario,
+                self.server,
+                self.channel,
+                self.loop,
+                self.on_hello,
+                self._on_room,
+            )
+            self.summing = Summing(*parts, say=self.say)
         self._allowance = Allowance(self.scenario.testbed.resend_after)
         self._codings = marked(self.scenario.every_coding)
         seed = self.scenario.seed
@@ -196,6 +229,8 @@ class CloudService:
         ):
             self.channel.subscribe(every_edge(self.run, leaf), callback, qos=qos)
         self.presence.begin()
+        if self.summing is not None:
+            self.summing.start()
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
@@ -241,6 +276,8 @@ class CloudService:
         """Count messages that never reached the methods below."""
         if isinstance(error, RetainedMessageError):
             self.dropped["retained"] += 1
+        elif isinstance(error, TooOftenError):
+            self.dropped["too-often"] += 1
         elif isinstance(error, ForgedMessageError):
             self.dropped["forged"] += 1
             self._warn(f"dropped a message on {topic}: {error}")
@@ -261,6 +298,12 @@ class CloudService:
     # -- messages -------------------------------------------------------------------------------------
 
     def on_gradient(self, topic: str, payload: bytes) -> None:
+        if self.summing is not None:
+            if (
+                self.summing.sums is not None
+            ):  # before there are terms no edge of this incarnation has released
+                self._on_masked(self.summing, topic, payload)
+            return
         try:
             edge_id = parse_edge_topic(topic).edge_id
             size, plain = self.server.model.size, payload
@@ -282,10 +325,49 @@ class CloudService:
             self.peers.heard(edge_id, now)
             self.answer(self._take(judged, payload, now), now)
 
+    def _on_masked(self, summing: Summing, topic: str, payload: bytes) -> None:
+        """Count a masked release and answer it as any other; x moves once its set is opened."""
+        try:
+            edge_id = parse_edge_topic(topic).edge_id
+            masked = summing.parse(edge_id, payload)
+        except RemoteProtocolError as error:
+            self.dropped["gradient"] += 1
+            self._ban(topic, "banned-malformed", str(error))
+            raise
+        counted = GradientArrived(*masked[:4], _NOTHING, masked.incarnation, 0.0)
+        judged, now = self.server.judge_gradient(counted), self.loop.now()
+        if judged.refusal == "sequence" and self._ban(
+            topic, "banned-sequence", f"sequence {masked.sequence}"
+        ):
+            judged = self.server.judge_gradient(counted)
+        taken = judged.is_new and judged.refusal is None
+        if taken and (reason := summing.refusal(edge_id)) is not None:
+            refuse = messages.Refuse(edge_id, reason, "", incarnation=self.server.incarnation)
+            self.answer([refuse], now)
+        elif taken or self._may_be_answered(edge_id, now):
+            self.peers.heard(edge_id, now)
+            effects = self._take(judged, payload, now)
+            if summing.holds(edge_id, taken=taken):
+                effects = [one for one in effects if not isinstance(one, SendModel)]
+            self.answer(effects, now)
+            if taken:
+                summing.take(masked)
+
+    def _on_room(self, edge_id: EdgeId) -> None:
+        """Send the model to an edge that has waited for one of its releases to be opened."""
+        account = self.server.edges.get(edge_id)
+        if account is not None and account.present and self.server.halted is None:
+            self.answer([self.server.send(account)], self.loop.now())
+
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
             hello = codec.decode_hello(edge_id, payload)
+            if self.summing is not None:
+                waits = self.summing.heard(topic, payload, hello)
+                if waits is None:
+                    return
+                hello = waits
         except RemoteProtocolError:
             self.dropped["hello"] += 1
             raise
@@ -293,7 +375,10 @@ class CloudService:
         if not self._may_be_answered(edge_id, now):
             return
         before = len(self.server.edges)
-        effects = self._take(self.server.judge(hello), payload, now)
+        judged = self.server.judge(hello)
+        effects = self._take(judged, payload, now)
+        if self.summing is not None and judged.changes:
+            self.summing.admitted(hello)
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # late, repeated, or for another incarnation of the run
         self.answer(effects, now)
@@ -458,7 +543,8 @@ class CloudService:
         if former is not None and replaces and now - former.seen < self.scenario.testbed.silent_after:
             self._warn(f"{edge_id}: duplicate process for this edge id")
         scenario, seed = self.scenario.for_edge(welcome.index, welcome.coding), self.scenario.seed
-        payload = codec.encode(replace(welcome, scenario=scenario, seed=seed))
+        terms = None if self.summing is None else self.summing.terms
+        payload = codec.encode(replace(welcome, scenario=scenario, seed=seed, terms=terms))
         self.channel.publish(edge_topic(self.run, edge_id, EdgeTopic.WELCOME), payload, qos=1)
 
     def _refuse(self, refuse: messages.Refuse) -> None:
@@ -473,6 +559,8 @@ class CloudService:
     def _on_halt(self, halt: messages.Halt) -> None:
         if self.halted is None:  # else the halt is retained, and a hello is refused
             self.presence.tell_halt(halt)
+            if self.summing is not None:
+                self.summing.finish()
             self.models.waiting.clear()
             self._stop_when_evaluated()
 
@@ -536,6 +624,10 @@ class CloudService:
         for edge_id, peer in list(self.peers.items()):
             if peer.seen <= latest:
                 self._leave(Leave(edge_id, "silent", peer.nonce))
+        starved = self.summing is not None and self.summing.is_starved()
+        self._starved = self._starved + passed if starved and self.channel.connected else 0.0
+        if self._starved > _STARVED * self.scenario.testbed.silent_after:
+            self.halt("too-few-edges")
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
         if spent == "away":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
 from cloud.algorithm import Algorithm, Update, Wrapping
+from common.errors import LocalProtocolError
 from common.problem import Problem
 from common.quantities import Vector
 
@@ -37,6 +39,8 @@ class InSums(Wrapping):
     waiting: tuple[Held, ...] = ()  # in the order in which they came
     moved: tuple[int, ...] = ()  # the last updates at which x moved
     sets: int = 0  # opened so far
+    sealed: bool = False  # releases are masked: helpers say when a set is opened, and what its mean is
+    newest: tuple[float, int, float] = (0.0, 1, 0.0)  # v, stage and ΔS of the last release
 
     def begin(self, problem: Problem, moment: float) -> Self:
         """The noise of a mean is that of m shares of 1/m each, over m."""
@@ -46,6 +50,9 @@ class InSums(Wrapping):
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
         held = Held(update.edge, update.version, update.gradient)
         waiting = (*self.waiting, held)
+        if self.sealed:
+            newest = update.moment, update.stage, update.sensitivity
+            return x, replace(self, waiting=waiting, newest=newest)
         oldest: dict[int, Held] = {}
         for one in waiting:
             oldest.setdefault(one.edge, one)
@@ -56,16 +63,58 @@ class InSums(Wrapping):
         for one in chosen:
             total += one.gradient
         mean = (total / self.members).astype(np.float32)
-        t = self.sets + 1
+        newest = update.moment, update.stage, update.sensitivity
+        return self._moved(x, mean, chosen, waiting, update.t, update.edge, newest)
+
+    def moved_by(
+        self, x: Vector, mean: Vector, releases: Sequence[tuple[int, int]], t: int
+    ) -> tuple[Vector, Self]:
+        """Return x moved by a set's mean at update t; `releases`: edge and version of each."""
+        left, chosen = self._without(releases)
+        return self._moved(x, mean, chosen, left, t, chosen[-1].edge, self.newest)
+
+    def dropped(self, releases: Sequence[tuple[int, int]]) -> Self:
+        """Return the algorithm without releases that are in no set."""
+        return replace(self, waiting=self._without(releases)[0])
+
+    def _without(self, releases: Sequence[tuple[int, int]]) -> tuple[tuple[Held, ...], list[Held]]:
+        left, taken = list(self.waiting), []
+        for edge, version in releases:
+            at = next(n for n, one in enumerate(left) if (one.edge, one.version) == (edge, version))
+            taken.append(left.pop(at))
+        return tuple(left), taken
+
+    def _moved(
+        self,
+        x: Vector,
+        mean: Vector,
+        chosen: Sequence[Held],
+        waiting: tuple[Held, ...],
+        at: int,
+        edge: int,
+        newest: tuple[float, int, float],
+    ) -> tuple[Vector, Self]:
+        t, (moment, stage, sensitivity) = self.sets + 1, newest
         staleness = len(self.moved) - bisect.bisect_left(self.moved, min(one.version for one in chosen))
-        law, moment = None, update.moment / self.members**2
         of_set = Update(
-            mean, t, t - staleness, staleness, update.edge, law, moment, update.stage, update.sensitivity
+            mean, t, t - staleness, staleness, edge, None, moment / self.members**2, stage, sensitivity
         )
         moved, inner = self.inner.apply(x, of_set)
         left = tuple(one for one in waiting if not any(one is taken for taken in chosen))
-        moves = (*self.moved, update.t)[-_MOVES:]
-        return moved, replace(self, inner=inner, waiting=left, moved=moves, sets=t)
+        moves = (*self.moved, at)[-_MOVES:]
+        return moved, replace(self, inner=inner, waiting=left, moved=moves, sets=t, newest=newest)
+
+
+def within(
+    algorithm: Algorithm, change: Callable[[InSums], tuple[Vector, InSums]]
+) -> tuple[Vector, Algorithm]:
+    """Return what a change of the sums within an algorithm makes of x, and the algorithm with it."""
+    if isinstance(algorithm, InSums):
+        return change(algorithm)
+    if not isinstance(algorithm, Wrapping):
+        raise LocalProtocolError("a sum for an algorithm that takes releases singly")
+    x, inner = within(algorithm.inner, change)
+    return x, replace(algorithm, inner=inner)
 
 
 def waiting_in(algorithm: Algorithm | None, edge: int) -> int:
@@ -76,6 +125,6 @@ def waiting_in(algorithm: Algorithm | None, edge: int) -> int:
     return sum(one.edge == edge for one in held)
 
 
-def summed(algorithm: Algorithm, members: int) -> Algorithm:
+def summed(algorithm: Algorithm, members: int, *, sealed: bool = False) -> Algorithm:
     """Return the algorithm as it runs on sets of m releases; itself where releases come singly."""
-    return algorithm if members == 1 else InSums(algorithm, members=members)
+    return algorithm if members == 1 else InSums(algorithm, members=members, sealed=sealed)

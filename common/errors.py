@@ -42,6 +42,10 @@ class ForgedMessageError(RemoteProtocolError):
     """A message that nothing proves to be its sender's, or one that came before: it says nothing about that sender."""
 
 
+class TooOftenError(RemoteProtocolError):
+    """A message whose sender says more than an honest one: it was not looked at."""
+
+
 class BrokerUnavailableError(MapaError):
     """No broker can be reached; the connection is retried with backoff."""
 

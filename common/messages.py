@@ -34,6 +34,8 @@ class Hello:
     incarnation: int = 0  # of the run that it is meant for
     preparing: bool = False  # it has its records still to read: it says hello again when it can train
     coding: str | None = None  # that it asks for, both ways, where the run offers it
+    # with secure sums: its key for the run, digest of the terms that it accepted, certificate, signature
+    entry: tuple[bytes, bytes, bytes, bytes] | None = None
 
 
 class GradientArrived(NamedTuple):
@@ -85,6 +87,7 @@ class Welcome:
     nonce: str = ""  # of the hello that it answers
     number: int = 1  # of the hello that it answers
     coding: str | None = None  # that the hello asks for; never sent: the scenario says what is agreed
+    terms: bytes | None = None  # of secure sums, where the run has them
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
@@ -24,6 +24,9 @@ from edge.device import DeviceTimers
 from edge.joining import Followed, Membership, Preparation
 from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.worker import EdgeWorker
+
+if TYPE_CHECKING:
+    from edge.masking import Masking
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
 TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
@@ -55,7 +58,8 @@ class RetryTimer:
 
     def expect(self) -> None:
         """Wait for an answer from now on."""
-        wait = min(self.first * 2 ** min(self.tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
+        doublings = min(self.tries, _MOST_DOUBLINGS)
+        wait = min(self.first * 2**doublings if doublings else self.first, _LONGEST_WAIT)
         self._due = self.loop.now() + wait
         if self._timer is not None and self._timer.due > self._due:
             self.end()
@@ -305,14 +309,14 @@ class EdgeClient:
     # -- messages from the cloud: what breaks the protocol is counted and raised, and the channel goes on
 
     def on_model(self, _topic: str, payload: bytes) -> None:
-        preparation, last = self.preparation, self.session.last_sequence
-        if preparation is None or self.session.phase not in protocol.WELCOMED:
+        preparation, session = self.membership.preparation, self.session
+        if preparation is None or session.phase not in protocol.WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: read_model(payload, preparation, last)))
+        self._tell(self._read("model", read_model, payload, preparation, session.last_sequence))
 
     def on_answer(self, _topic: str, payload: bytes) -> None:
-        answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
+        answer = self._read("welcome", read_answer, payload, self.edge_id, self.nonce, self.session)
         if answer is None:
             return
         self._tell(answer)
@@ -328,10 +332,10 @@ class EdgeClient:
         if (
             payload
         ):  # an empty one says that the broker keeps none; the cloud is asked about one that was heard
-            self._tell(self._read("halt", lambda: codec.decode_halt(payload)))
+            self._tell(self._read("halt", codec.decode_halt, payload))
 
     def on_presence(self, _topic: str, payload: bytes) -> None:
-        presence = self._read("presence", lambda: codec.decode_presence(payload))
+        presence = self._read("presence", codec.decode_presence, payload)
         before = self._cloud_online
         self._tell(presence)
         if before in (None, presence.online) or self.session.phase is protocol.Phase.DONE:
@@ -339,9 +343,9 @@ class EdgeClient:
         back = "is back" if presence.online else "is offline; waiting for it"
         self.say(f"{self.edge_id}: the cloud {back}")
 
-    def _read(self, kind: str, decode: Callable[[], _T]) -> _T:
+    def _read(self, kind: str, decode: Callable[..., _T], *given: Any) -> _T:
         try:
-            return decode()
+            return decode(*given)
         except RemoteProtocolError:
             self.dropped[kind] += 1
             raise
@@ -376,10 +380,12 @@ class EdgeClient:
     def _perform(self, effect: protocol.SessionEffect) -> None:
         match effect:
             case protocol.MakeGradient(sequence=sequence, received=received):
-                assert self.preparation is not None  # the session makes none before Prepared
+                membership, preparation = self.membership, self.membership.preparation
+                assert preparation is not None  # the session makes none before Prepared
                 self._size_fits = self._size_fits or received.acknowledged > 0
-                worker, coding = self.preparation.worker, self.preparation.coding
-                make_gradient(worker, self.ledger, self.run, sequence, received, self._tell, coding)
+                shell = (membership.ledger, membership.run)
+                how = preparation.coding, preparation.masking
+                make_gradient(preparation.worker, *shell, sequence, received, self._tell, *how)
             case protocol.PushOutbox(sequence=sequence):
                 payload = self._payload(sequence)
                 if payload is not None:
@@ -413,7 +419,7 @@ class EdgeClient:
 
     def _payload(self, sequence: int) -> bytes | None:
         """Return the bytes of this sequence; None if they are no longer kept."""
-        return dict(self.ledger.pending(self.run)).get(sequence)
+        return self.ledger.kept(self.run, sequence)
 
     def _prepare(self, admission: Welcome) -> None:
         self._following = True
@@ -494,6 +500,7 @@ def make_gradient(
     received: ModelReceived,
     tell: Callable[[protocol.GradientDebited | protocol.Ending], None],
     coding: str = PLAIN,
+    masking: Masking | None = None,
 ) -> None:
     """Make the gradient of this sequence and debit it; tell once that is durable: only then may its bytes leave."""
 
@@ -505,18 +512,14 @@ def make_gradient(
 
     worker.sequence = sequence - 1
     try:
-        made = worker.receive(received)
+        if masking is not None:
+            payload: bytes | None = masking.masked(sequence, received, worker.integers(received))
+        else:
+            payload = _encoded(worker, received, coding)
     except MemoryError as error:
         tell(protocol.Ending(protocol.EXIT_FAILED, f"not enough memory for a gradient: {error}", "failed"))
         return
-    try:
-        payload = codec.encode_gradient(made)
-        if coding != PLAIN:
-            rng = worker.streams.at(worker.index, Purpose.GRADIENT_CODING, sequence)
-            payload = compress(payload, coding, rng)
-    except LocalProtocolError:
-        if is_finite(made.gradient):
-            raise
+    if payload is None:
         text = "the gradient is not finite: the run diverges"
         tell(protocol.Ending(protocol.EXIT_FAILED, text, "failed"))
         return
@@ -533,6 +536,20 @@ def make_gradient(
         tell(protocol.Ending(protocol.EXIT_DONE, spent, "budget"))
     except LedgerUnavailableError as error:
         debited(error)
+
+
+def _encoded(worker: EdgeWorker, received: ModelReceived, coding: str) -> bytes | None:
+    """Return the next gradient as it is sent; None: it is not finite."""
+    made = worker.receive(received)
+    try:
+        payload = codec.encode_gradient(made)
+    except LocalProtocolError:
+        if is_finite(made.gradient):
+            raise
+        return None
+    if coding == PLAIN:
+        return payload
+    return compress(payload, coding, worker.streams.at(worker.index, Purpose.GRADIENT_CODING, made.sequence))
 
 
 def read_model(payload: bytes, preparation: Preparation, debited: int) -> ModelReceived:
@@ -572,9 +589,11 @@ def spending_text(standing: Standing | None) -> str:
     """Say what a run has spent, and of what budget."""
     if standing is None:
         return "no account"
-    budget, cap, most = standing.account.budget, standing.cap, standing.account.most_releases
+    account, cap, most = standing.account, standing.cap, standing.account.most_releases
+    budget = account.budget or account.sum_budget
     made = f"{standing.releases:,}{'' if most is None else f' of {most:,}'} releases made"
     if budget is None or cap is None:
         return f"{made}, no budget (--total-epsilon sets one)"
     spent = f"{standing.charges:,} of {cap:,} charges spent"
-    return f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"
+    whose = "budget of sums" if budget.in_sums else "budget"
+    return f"{made}, {whose} ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"

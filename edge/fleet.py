@@ -197,6 +197,7 @@ class EdgeFleet:
             data_dir=self.settings.data_dir,
             renewable=named is None,
             state_dir=self.settings.state_dir,
+            identity=partial(slot.secret, "sums.key"),
         )
         client = EdgeClient(
             *(membership, self.loop, self._connect, self.say, self._stopped, self.note, self.background)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import secrets
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -35,7 +36,10 @@ from edge.own_data import OwnData
 from edge.policy import OperatorPolicy, Proposal
 from edge.session import EXIT_FAILED, EXIT_REFUSED, Ending, Prepared, SayHello, Signal
 from edge.shards import shard_for
-from edge.worker import EdgeWorker, Shard, worker_for
+from edge.worker import EdgeWorker, Shard, known_powers_of, worker_for
+
+if TYPE_CHECKING:
+    from edge.masking import Masking
 
 MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
@@ -55,6 +59,7 @@ class Preparation:
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
     coding: str = PLAIN  # of its gradients
+    masking: Masking | None = None  # with secure sums
     of_models: Marked = field(default_factory=dict)  # their coding, by its marks; none: they come as they are
 
     @property
@@ -76,6 +81,7 @@ class Membership:
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
+    identity: Callable[[], bytes] | None = None  # what its keys of secure sums follow from; None: it has none
     _admission: Welcome | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
@@ -91,7 +97,14 @@ class Membership:
             incarnation=effect.incarnation,
             preparing=self.own is not None and self.preparation is None,
             coding=self.policy.coding,
+            entry=self._entry,
         )
+
+    @property
+    def _entry(self) -> tuple[bytes, bytes, bytes, bytes] | None:
+        """This edge's entry in the roster of secure sums; None: there are none, or their terms are not known yet."""
+        masking = None if self.preparation is None else self.preparation.masking
+        return None if masking is None else (masking.entry.key, masking.entry.terms, *masking.entry.signed)
 
     def follow(self, admission: Welcome) -> Followed:
         """Take what the first welcome deals; the later ones must deal the same."""
@@ -115,7 +128,8 @@ class Membership:
             return Ending(EXIT_REFUSED, text, "refused")
         self._admission = admission
         rerouted = self.preparation.link is not None
-        return Prepared(rerouted=rerouted, slow=self._slow, announced=self.own is None)
+        announced = self.own is None and self.preparation.masking is None
+        return Prepared(rerouted=rerouted, slow=self._slow, announced=announced)
 
     def prepare(self, admission: Welcome) -> Preparation:
         """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
@@ -133,14 +147,13 @@ class Membership:
         dealt = _deal(scenario, index, self.load) if own is None else _take(scenario, index, policy, own)
         rows = dealt.rows
         cap = _own_pace(scenario)
-        law = permitted.law_for(policy, scenario.law(index), paced=cap is not None)
+        summed = scenario.secure is not None
+        law = permitted.law_for(policy, scenario.law(index), paced=cap is not None, summed=summed)
         kind = ReleaseKind(scenario.mechanism(law), len(rows))
         proposal = Proposal(kind, owned=permitted.is_owned(scenario.data.set), seed=admission.seed)
         kept = admission.seed is not None and ledger.keeps_budget(dealt.identity)
         permitted.permit(policy, proposal, budget_kept=kept)
-        of_run, privacy = None, scenario.privacy
-        if privacy.total_epsilon is not None and scenario.private:
-            of_run = Budget(privacy.total_epsilon, privacy.total_delta)
+        of_run, of_sums = _budgets(scenario)
         account = Account(
             run=self.run,
             shard=dealt.identity,
@@ -149,6 +162,7 @@ class Membership:
             own_budget=policy.budget is not None,
             reproducible=admission.seed is not None,
             most_releases=cap,
+            sum_budget=of_sums,
         )
         _check_memory(
             scenario, len(rows), len(rows) * math.prod(dealt.shape) * _FLOAT
@@ -169,11 +183,17 @@ class Membership:
             law,
             edge_id=admission.edge_id,
             index=index,
-            shard=Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64)),
+            shard=Shard(
+                features,
+                model.targets(labels),
+                np.arange(len(rows), dtype=np.int64),
+                known_powers_of(model, law, features),
+            ),
             streams=streams_for(admission.seed),
             sequence=ledger.last_sequence(self.run),
         )
         link = policy.link or (scenario.links[0].profile if scenario.links else None)
+        masking = self._masking(admission, scenario, worker)
         profile = scenario.device(index)  # the welcome holds this edge's alone
         codings = scenario.codings(index)  # likewise
         return Preparation(
@@ -183,8 +203,30 @@ class Membership:
             device=None if profile is None else emulated(profile, worker),
             exposure=permitted.exposure(proposal),
             coding=codings.gradients,
+            masking=masking,
             of_models=marked([codings.models]),
         )
+
+    def _masking(self, admission: Welcome, scenario: Scenario, worker: EdgeWorker) -> Masking | None:
+        """Return this edge's part in secure sums; None: the run has none."""
+        table = scenario.secure
+        if (table is None) is not (admission.terms is None):
+            raise ConfigurationError("welcome: terms of secure sums go with a scenario that has [secure]")
+        if table is None or admission.terms is None:
+            return None
+        from edge.masking import Masking, accepted  # cryptography: an edge of another run does without
+
+        if self.identity is None or table.modulus_bits is None:
+            raise ConfigurationError("secure: this edge keeps no key that its masks could be sealed by")
+        terms = accepted(
+            admission.terms,
+            run=self.run,
+            incarnation=admission.incarnation,
+            mechanism=worker.mechanism,
+            dimension=worker.model.dimension,
+            modulus_bits=table.modulus_bits,
+        )
+        return Masking(terms, admission.edge_id, self.identity(), entropy=secrets.token_bytes)
 
     def renew(self, known: int) -> Signal | Ending:
         """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
@@ -288,7 +330,21 @@ def _difference(first: Welcome, later: Welcome) -> str:
         before, now = getattr(first, key), getattr(later, key)
         if before != now:
             return f"{key} = {now}, not {before}"
+    if first.terms != later.terms:
+        return "other terms of secure sums"
     return "" if first.scenario == later.scenario else "another scenario"
+
+
+def _budgets(scenario: Scenario) -> tuple[Budget | None, Budget | None]:
+    """Return the run's own budgets: of each release on its own, and of sums where releases are summed."""
+    privacy, table = scenario.privacy, scenario.secure
+    if not scenario.private:
+        return None, None
+    delta, most = privacy.total_delta, privacy.total_epsilon
+    if table is None:
+        return (None if most is None else Budget(most, delta)), None
+    own = None if table.own_epsilon is None else Budget(table.own_epsilon, delta)
+    return own, (None if most is None else Budget(most, delta, in_sums=True))
 
 
 def _own_pace(scenario: Scenario) -> int | None:

@@ -15,7 +15,7 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,8 +34,10 @@ _ROUNDS, _MOST_ROOM = 8, 1 << 25
 _ZEROS = bytes(1 << 16)
 # checksum of the rest; generation of the file, member, sequence, charges, acknowledged; lengths of what follows
 _RECORD = struct.Struct("<IQ16sqqqHHI")
+_SUMMED = struct.Struct("<Q16sqqqHHI")  # the same without its checksum
 _SUM = 4  # bytes of the checksum
 _AT_ONCE = 1000  # pieces that one call writes
+_NONE: Mapping[int, Debit] = {}
 
 Soon = Callable[[Callable[[], None]], None]  # a loop's `post`: calls at the end of this turn
 
@@ -141,21 +143,21 @@ class DebitJournal:
         _sync(file)
         self._at += size
         for member, debit in debits:
-            kept = self._newest.setdefault((member, *debit.key), {})
-            for old in [sequence for sequence in kept if sequence <= debit.acknowledged]:
-                del kept[old]
-            kept[debit.sequence] = debit
+            edge_id, run, sequence, _, acknowledged, _ = debit
+            former = self._newest.get((member, edge_id, run), _NONE)
+            kept = {number: one for number, one in former.items() if number > acknowledged}
+            kept[sequence] = debit
+            self._newest[member, edge_id, run] = kept
 
     def _encoded(self, debits: Iterable[tuple[bytes, Debit]]) -> tuple[list[bytes], int]:
         """Return what is written, in pieces, since payloads may be large; and its length."""
         pieces: list[bytes] = []
-        for member, debit in debits:
-            names = debit.edge_id.encode(), debit.run.encode()
-            numbers = debit.sequence, debit.charges, debit.acknowledged
-            lengths = len(names[0]), len(names[1]), len(debit.payload)
-            head = _RECORD.pack(0, self._generation, member, *numbers, *lengths)[_SUM:] + b"".join(names)
-            checksum = zlib.crc32(debit.payload, zlib.crc32(head))
-            pieces += (checksum.to_bytes(_SUM, "little") + head, debit.payload)
+        for member, (edge_id, run, sequence, charges, acknowledged, payload) in debits:
+            edge, of_run = edge_id.encode(), run.encode()
+            numbers = (self._generation, member, sequence, charges, acknowledged)
+            head = _SUMMED.pack(*numbers, len(edge), len(of_run), len(payload)) + edge + of_run
+            checksum = zlib.crc32(payload, zlib.crc32(head))
+            pieces += (checksum.to_bytes(_SUM, "little") + head, payload)
         return pieces, sum(map(len, pieces))
 
     def _close(self) -> None:

@@ -10,9 +10,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent, check_together, worst_record
+from common.accounting.releases import (
+    Budget,
+    ReleaseKind,
+    ShardSpent,
+    Spent,
+    as_seen,
+    check_together,
+    worst_record,
+)
 from common.datasets.catalogue import records_of
 from common.errors import (
     ConfigurationError,
@@ -61,6 +69,7 @@ class Account:
     kind: ReleaseKind  # law, mechanism, n_k
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
+    sum_budget: Budget | None = None  # of the run's scenario, for what sums tell of the records
     reproducible: bool = False  # seeded noise: counted, but not private
     most_releases: int | None = None  # R_k, in messages, of a run with a pace of its own
 
@@ -150,6 +159,8 @@ def _resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account
     fixed = ["shard", "kind", "most_releases"]
     if not replace_budget and known.budget is not None:
         fixed.append("budget")
+    if known.sum_budget is not None:
+        fixed.append("sum_budget")
     for key in fixed:
         before, now = getattr(known, key), getattr(resumed, key)
         if before != now:
@@ -159,9 +170,8 @@ def _resumed(known: Account, asked: Account, *, replace_budget: bool) -> Account
     return resumed
 
 
-@dataclass(frozen=True, slots=True)
-class Debit:
-    """What an account has spent with a message, and the bytes of that message."""
+class Debit(NamedTuple):
+    """What an account has spent with a message, and the bytes of that message. A tuple: one is made for each."""
 
     edge_id: EdgeId
     run: RunId
@@ -352,6 +362,11 @@ class Ledger:
         entry = self._find(run)
         return sorted(entry.outbox.items()) if entry is not None else []
 
+    def kept(self, run: RunId, sequence: int) -> bytes | None:
+        """Return the bytes of a sequence that is not acknowledged; None: they are no longer kept."""
+        entry = self._find(run)
+        return None if entry is None else entry.outbox.get(sequence)
+
     def standing(self, run: RunId) -> Standing:
         """Return what the run has spent."""
         return self._entry(run).standing()
@@ -438,8 +453,11 @@ def _in_force(account: Account, touching: Iterable[Standing], beside: Neighbours
 
     A welcome alone binds no other run.
     """
-    kept = (one.account.budget for one in touching if one.charges or one.account.own_budget)
-    return {budget for budget in (account.budget, *kept, *beside.budgets) if budget is not None}
+    earlier = list(touching)
+    kept = (one.account.budget for one in earlier if one.charges or one.account.own_budget)
+    sums = (one.account.sum_budget for one in earlier if one.charges)
+    every = (account.budget, account.sum_budget, *kept, *sums, *beside.budgets)
+    return {budget for budget in every if budget is not None}
 
 
 def _cap(
@@ -457,7 +475,7 @@ def _cap(
             f"run {account.run}: total_epsilon = {min(b.epsilon for b in in_force)} cannot be kept: {guarantee.reason}"
         )
     spent = worst_record([*(one.of_shard for one in touching if one.charges), *beside.spent])
-    return min(accountant(budget, account.kind, spent) for budget in in_force)
+    return min(accountant(budget, *as_seen(budget, account.kind, spent)) for budget in in_force)
 
 
 def _ask_here(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:

@@ -50,6 +50,9 @@ class OperatorPolicy:
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
     allow_unprotected: bool = False  # releases of the owner's records may have no noise that protects them
+    least_in_sums: float | None = (
+        None  # z of a sum at least; its own floor `parameters` are for releases on their own
+    )
     most_steps: int = MOST_STEPS  # local steps that a run may ask for: so long this edge works on one message
     data_name: str | None = None  # of the records that this edge brings itself; None: it brings none
 
@@ -86,12 +89,15 @@ class Claim:
     budgeted: bool  # an operator's budget is in force for it
 
 
-def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None, *, paced: bool = False) -> NoiseLaw | None:
+def law_for(
+    policy: OperatorPolicy, of_run: NoiseLaw | None, *, paced: bool = False, summed: bool = False
+) -> NoiseLaw | None:
     """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises.
 
-    Where it has a pace of its own (`paced`), z_k is the run's or its operator's, whichever is larger.
+    Where it has a pace of its own (`paced`), z_k is the run's or its operator's, whichever is larger. Where releases
+    are `summed`, all edges have equal shares: the operator's parameters are a floor alone.
     """
-    if of_run is None or policy.law is None:
+    if of_run is None or policy.law is None or summed:
         return of_run
     if paced:
         return paced_law(of_run, policy.law, policy.parameters)
@@ -112,6 +118,7 @@ def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> 
             f" this edge makes at most {policy.most_steps}; permit more with --most-local-steps {steps}"
         )
     _check_noise(policy, proposal.kind)
+    _check_sums(policy, proposal.kind)
     if proposal.owned and reason and not policy.allow_unprotected:
         raise PolicyError(
             f"this run would release this edge's own records without protection: {reason}; permit it with"
@@ -218,6 +225,19 @@ def _check_noise(policy: OperatorPolicy, kind: ReleaseKind) -> None:
         z = given.noise_multiplier
         if least is not None and not (z is not None and z >= least * (1 - _ROUNDING)):
             raise _below_the_floor(policy, kind, "z", z, f"least {least:g}")
+
+
+def _check_sums(policy: OperatorPolicy, kind: ReleaseKind) -> None:
+    """Refuse sums that hide less than the operator asked for, with t helpers and a edges on the cloud's side."""
+    least = policy.least_in_sums
+    if least is None or not kind.is_summed:
+        return
+    z = kind.in_sums.guarantee(Adjacency.ZERO_OUT).noise_multiplier
+    if z is None or not z >= least * (1 - _ROUNDING):
+        raise PolicyError(
+            f"--least-in-sums {least:g}: a sum of this run guarantees z = {z}, with as many edges on the cloud's side"
+            " as privacy.colluding says; must be at least that"
+        )
 
 
 def _below_the_floor(

@@ -8,13 +8,15 @@ Any message may be late, come twice, or be of an earlier cloud process. So an an
 names by number, and a halt is believed when its cloud has said goodbye, or confirms it when asked.
 
 Every change of phase happens here. A message from the network never raises; an outcome that no effect asked for is a
-bug of the shell, and does. Names are from the edge's side: it receives models, makes gradients and pushes them.
+bug of the shell, and does. Events and effects of every update are tuples. Names are from the edge's side: it receives
+models, makes gradients and pushes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from common.errors import LocalProtocolError
 from common.messages import AWAY, Halt, ModelReceived, Presence, Refuse, SendModel, Welcome
@@ -80,8 +82,7 @@ class TimeTaken:
     number: int  # of the TakeTime
 
 
-@dataclass(frozen=True, slots=True)
-class GradientDebited:
+class GradientDebited(NamedTuple):
     """Outcome of MakeGradient: it was made, debited and put into the outbox."""
 
     sequence: int
@@ -126,16 +127,14 @@ class TakeTime:
     number: int  # counts these waits: only the newest one's end counts
 
 
-@dataclass(frozen=True, slots=True)
-class MakeGradient:
+class MakeGradient(NamedTuple):
     """Make the gradient of this sequence and debit it."""
 
     sequence: int
     received: ModelReceived
 
 
-@dataclass(frozen=True, slots=True)
-class PushOutbox:
+class PushOutbox(NamedTuple):
     """Publish the bytes of this sequence, as they stand in the outbox."""
 
     sequence: int
@@ -245,6 +244,13 @@ class EdgeSession:
         if self.phase is Phase.DONE:
             return []
         match event:
+            # those of every update, first
+            case SendModel():
+                return self._model(event)
+            case GradientDebited(sequence=sequence) if self.phase is Phase.MAKING:
+                self.last_sequence = self.pending = self.awaited = sequence
+                self.pending_incarnation = self.incarnation
+                return self._push(sequence)
             case Signal.CONNECTED:
                 self.connected = True
                 return self._greet_now() if self.phase is Phase.REROUTING else self._greet()
@@ -263,8 +269,6 @@ class EdgeSession:
                 return self._admitted(event)
             case Refuse():
                 return self._refused(event)
-            case SendModel():
-                return self._model(event)
             case Presence():
                 return self._presence(event)
             case Halt():
@@ -282,10 +286,6 @@ class EdgeSession:
                 return self._greet_now()
             case TimeTaken(number=number) if 0 < number <= self.waits:
                 return self._time_taken(number)
-            case GradientDebited(sequence=sequence) if self.phase is Phase.MAKING:
-                self.last_sequence = self.pending = self.awaited = sequence
-                self.pending_incarnation = self.incarnation
-                return self._push(sequence)
             case Signal.IDENTITY_RENEWED if self.phase is Phase.RENEWING:
                 return self._renewed()
             case _:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 6
+_VERSION = 7
 _STEP, _MOST_STEPS = 10_000, 2_000  # instructions of SQLite, in which a ledger of 100,000 runs is opened
 
 _SCHEMA = f"""
@@ -50,7 +50,7 @@ CREATE TABLE account (
   dataset TEXT NOT NULL, partition TEXT NOT NULL, shard INTEGER NOT NULL, disjoint INTEGER NOT NULL,
   mechanism TEXT NOT NULL,
   total_epsilon REAL, total_delta REAL, own_budget INTEGER NOT NULL, reproducible INTEGER NOT NULL,
-  most_releases INTEGER,
+  most_releases INTEGER, sum_epsilon REAL, sum_delta REAL,
   last_sequence INTEGER NOT NULL DEFAULT 0, charges INTEGER NOT NULL DEFAULT 0,
   UNIQUE (edge_id, run)
 ) STRICT;
@@ -66,12 +66,14 @@ _COMPUTES = re.compile(r"\b(as|check|generated|virtual)\b", re.IGNORECASE)  # in
 TERMS = (
     *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "mechanism"),
     *("total_epsilon", "total_delta", "own_budget", "reproducible", "most_releases"),
+    *("sum_epsilon", "sum_delta"),
 )
 _KEPT = (*TERMS, "last_sequence", "charges")
 _UPSERT = (
     f"INSERT INTO account ({', '.join(TERMS)}) VALUES ({', '.join(':' + term for term in TERMS)})"
     " ON CONFLICT (edge_id, run) DO UPDATE SET total_epsilon = excluded.total_epsilon,"
-    " total_delta = excluded.total_delta, own_budget = excluded.own_budget, reproducible = excluded.reproducible"
+    " total_delta = excluded.total_delta, own_budget = excluded.own_budget, reproducible = excluded.reproducible,"
+    " sum_epsilon = excluded.sum_epsilon, sum_delta = excluded.sum_delta"
 )
 _DEBIT = "UPDATE account SET last_sequence = ?, charges = ? WHERE edge_id = ? AND run = ?"
 _DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
@@ -316,7 +318,7 @@ def _check(connection: sqlite3.Connection) -> int:
 
 
 def _row_of(account: Account) -> dict[str, object]:
-    budget, shard = account.budget, account.shard
+    budget, sums, shard = account.budget, account.sum_budget, account.shard
     return {
         "run": account.run,
         "dataset": shard.dataset,
@@ -329,6 +331,8 @@ def _row_of(account: Account) -> dict[str, object]:
         "own_budget": account.own_budget,
         "reproducible": account.reproducible,
         "most_releases": account.most_releases,
+        "sum_epsilon": None if sums is None else sums.epsilon,
+        "sum_delta": None if sums is None else sums.delta,
     }
 
 
@@ -337,6 +341,7 @@ def _account_of(row: dict[str, Any]) -> Account:
     if any(isinstance(value, str) and len(value) > _LONGEST for value in row.values()):
         raise ValueError(f"a text of more than {_LONGEST} characters")
     budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
+    sums = None if row["sum_epsilon"] is None else Budget(row["sum_epsilon"], row["sum_delta"], in_sums=True)
     return Account(
         run=RunId(row["run"]),
         shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
@@ -345,6 +350,7 @@ def _account_of(row: dict[str, Any]) -> Account:
         own_budget=bool(row["own_budget"]),
         reproducible=bool(row["reproducible"]),
         most_releases=row["most_releases"],
+        sum_budget=sums,
     )
 
 

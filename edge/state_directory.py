@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 from common.accounting.releases import Budget, ShardSpent
 from common.errors import ConfigurationError
-from common.records.regular import open_regular
+from common.records.regular import open_regular, regular_bytes, sync_path
 from edge.ledger import Account, Neighbours, ShardIdentity
 from edge.policy import Claim, check_claims
 from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
@@ -29,6 +30,7 @@ STATE_FILE = "state.sqlite3"
 FORMER_FILES = ("claims.sqlite3", "local-data.sqlite3")
 TIMEOUT = 60.0  # seconds for the transactions of other processes, each of them short
 _MOST_SLOTS = 10_000
+_SECRET = 32  # bytes
 _VERSION = 1
 _SHARD = "dataset, partition, shard, disjoint"
 # In `held`, dataset is NULL where a slot has no claim; in `opened`, epsilon is 0 where an account has no budget.
@@ -229,6 +231,24 @@ class Slot:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def secret(self, name: str) -> bytes:
+        """Return 32 random bytes that this edge keeps, made where there are none; on disk before they are used."""
+        path = self.directory / name
+        with suppress(FileNotFoundError):
+            found = regular_bytes(path, _SECRET)
+            if len(found) == _SECRET:
+                return found
+        made, beside = secrets.token_bytes(_SECRET), path.with_name(f"{name}.new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, made)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        beside.replace(path)
+        sync_path(self.directory)
+        return made
 
     def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:
         """Hold the account's shard until `release`; `budgeted`: this ledger has an operator's budget for it.

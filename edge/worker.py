@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.mechanism.clipping import check_bound
 from common.mechanism.grid import Integers
+from common.mechanism.guarantee import Norm
 from common.mechanism.mechanism import Mechanism
 from common.mechanism.part import check_vector
 from common.mechanism.sampler import check_draw
-from common.messages import GradientMade, ModelReceived
+from common.messages import GradientMade, ModelReceived, quick
+from common.models.gradients import L1, L2, Powers, known_powers
+from common.models.linear import LinearModel
 from common.models.model import Features, Model, Targets, feature_length
 from common.noise.law import NoiseLaw
 from common.quantities import (
@@ -38,6 +42,7 @@ class Shard:
     features: Features
     targets: Targets
     rows: Indices
+    powers: Powers | None = None  # of the features, by `known_powers_of`; None: they are found batch by batch
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,15 +81,11 @@ class EdgeWorker:
         """Lines 3-8: make the next gradient on the model that was received."""
         self.sequence += 1
         gradient = self.gradient(received.model, received.sensitivity, self.sequence)
-        return GradientMade(
-            self.edge_id,
-            self.sequence,
-            received.version,
-            received.sensitivity,
-            gradient,
-            received.incarnation,
-        )
+        _, version, sensitivity, _, _, incarnation, _ = received
+        made = (self.edge_id, self.sequence, version, sensitivity, gradient, incarnation, None)
+        return quick(GradientMade, made)
 
+    @np.errstate(over="ignore", invalid="ignore")  # a hostile x may overflow; clipping minds it
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         """Return message n, made on x of the releases that the mechanism's work asks for; C = bΔS/2.
 
@@ -94,21 +95,22 @@ class EdgeWorker:
         bound, steps = mechanism.batch_size * sensitivity / 2, mechanism.steps
         if mechanism.law is not None:
             self._check_bound(bound)
-        draws = iter(range((n - 1) * steps + 1, n * steps + 1))
+        last = n * steps
+        draw = last - steps
 
         def release(x: Vector) -> NoisyGradient:
-            draw = next(draws, None)
-            if draw is None:
+            nonlocal draw
+            draw += 1
+            if draw > last:
                 raise LocalProtocolError(
                     f"local.work = {mechanism.work.name!r}: asks for more releases than the {steps} it is charged for"
                 )
             return self._release(x, sensitivity, draw)
 
-        with np.errstate(over="ignore", invalid="ignore"):  # a hostile x may overflow; clipping minds it
-            made = mechanism.work.message(x, release, bound, self.regularization)
-            if ":" in mechanism.work.name:  # of the user's own; no work is at fault for a hostile x
-                finite = is_finite(np.float32(self.regularization) * x)
-                check_vector(mechanism.work, "local.work", made, x.size, finite=finite)
+        made = mechanism.work.message(x, release, bound, self.regularization)
+        if ":" in mechanism.work.name:  # of the user's own; no work is at fault for a hostile x
+            finite = is_finite(np.float32(self.regularization) * x)
+            check_vector(mechanism.work, "local.work", made, x.size, finite=finite)
         return made
 
     def integers(self, received: ModelReceived) -> Integers:
@@ -152,9 +154,11 @@ class EdgeWorker:
             check_draw(sampler, drawn, len(shard), b)
         rows = shard.rows[drawn]
         # take: the same rows as by indexing, at half its cost
-        gradients = self.model.gradients(
-            x, shard.features.take(rows, axis=0), shard.targets.take(rows, axis=0)
-        )
+        batch: Any = (shard.features.take(rows, axis=0), shard.targets[rows])
+        if shard.powers is not None:
+            power, of_features = shard.powers
+            batch += ((power, of_features[rows]),)
+        gradients = self.model.gradients(x, *batch)
         if self.diagnose is not None:
             self.diagnose(n, float(np.linalg.norm(gradients.weighted_sum(None))) / b)
         return gradients
@@ -186,6 +190,18 @@ def perturb(
     released = gradient.astype(np.float32)
     released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
     return NoisyGradient(released)
+
+
+def known_powers_of(model: Model, law: NoiseLaw | None, features: Features) -> Powers | None:
+    """Return what the gradients of a linear model are measured by, of each row; None: they are another's, or hard.
+
+    Nothing of a user's own sees the features on their way into the gradients, so they are what was measured.
+    """
+    if law is None or not isinstance(model, LinearModel):
+        return None
+    if type(model).gradients is not LinearModel.gradients or type(model).scores is not LinearModel.scores:
+        return None
+    return known_powers(features, L2 if law.norm is Norm.L2 else L1)
 
 
 def integers(

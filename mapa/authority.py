@@ -202,8 +202,13 @@ class Authority:
             yield register
             _write_register(self._register_file, register)
 
-    def issue(self, name: str, role: Role, *, again: bool = False, host: str | None = None) -> Identity:
-        """Make a key and sign it; `again`: revoke what the name has; `host`: one more that a broker serves."""
+    def issue(
+        self, name: str, role: Role, *, again: bool = False, host: str | None = None, elsewhere: bool = False
+    ) -> Identity:
+        """Make a key and sign it; `again`: revoke what the name has; `host`: one more that a broker serves.
+
+        `elsewhere`: a site's broker, which serves that host and none of the register's.
+        """
         key = (
             ed25519.Ed25519PrivateKey.generate()
             if role is not Role.BROKER
@@ -211,7 +216,8 @@ class Authority:
         )
         services = self.certificate_of("services")  # what cannot be read is said before anything changes
         with self._changed() as register:
-            certificate = self._sign(register, name, role, key.public_key(), again=again, host=host)
+            more = {"again": again, "elsewhere": elsewhere}
+            certificate = self._sign(register, name, role, key.public_key(), host=host, **more)
         edges = None if role is Role.EDGE else self.certificate_of("edges")
         return Identity(_key_pem(key), certificate, services, edges)
 
@@ -224,6 +230,7 @@ class Authority:
         *,
         again: bool,
         host: str | None = None,
+        elsewhere: bool = False,
     ) -> bytes:
         edge_id(name)
         require(
@@ -251,7 +258,8 @@ class Authority:
         )
         if role is Role.BROKER:
             own = [BROKER, "localhost", "127.0.0.1"]  # for the cloud beside it, and a health check
-            hosts = dict.fromkeys([*register.hosts, *own, *([] if host is None else [host])])
+            known = [] if elsewhere else register.hosts
+            hosts = dict.fromkeys([*known, *own, *([] if host is None else [host])])
             alternatives = [_alternative(one) for one in hosts]
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         certificate = builder.sign(self._key_of(role.issuer), hashes.SHA256())

@@ -26,6 +26,7 @@ EXIT_CODES = {  # every code of every command; each command's help says which ar
     3: "no edge has budget left",
     4: "an edge found no free shard",
     5: "the run has ended, but its halt was not delivered: the command that it prints tells the edges",
+    143: "a cloud with --suspend got SIGTERM: its run goes on with --resume",
     130: "interrupted by Ctrl-C or SIGTERM (of an edge that takes part: by Ctrl-C); records are kept",
 }
 _WRONG = "2 wrong configuration or usage"
@@ -53,9 +54,17 @@ COMMANDS = {
         "Take part in a run until it ends or the budget is spent.",
         "--broker vm.example.org --run first --total-epsilon 2",
     ),
+    "helper": (
+        "Open sums of a run's masked releases, and see none of them.",
+        "--broker 127.0.0.1:1883 --run first --name witness-0 --place 0",
+    ),
     "containers": (
         "Train in containers on this machine, with faults on request.",
         "quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'",
+    ),
+    "kubernetes": (
+        "Train on a Kubernetes cluster, one pod per edge, with an authority and a broker of the run's own.",
+        "quickstart --edges 20 --overlay several-nodes",
     ),
     "chaos": (
         "Train under kills, cuts and full disks; check what became of it.",
@@ -151,6 +160,7 @@ COMMANDS = {
     "certs cloud": ("", ""),
     "certs edge": ("", "lab-0 lab-1"),
     "certs helper": ("", "witness"),
+    "certs bridge": ("", "north lab=10 --host 10.0.0.5 --to vm.example.org"),
     "certs enrol": ("", "north south --host vm.example.org"),
     "certs revoke": ("", "north"),
     "certs rotate": ("", "lab-0 broker"),
@@ -165,7 +175,7 @@ COMMANDS = {
 }
 SECTIONS = {  # of `mapa --help`
     "Start": ("init", "scenarios", "scenario", "data", "doctor", "completion"),
-    "Run": ("simulate", "run", "cloud", "edge", "containers"),
+    "Run": ("simulate", "run", "cloud", "edge", "helper", "containers", "kubernetes"),
     "Look": ("runs", "dashboard", "compare", "export", "verify", "bundle", "replay"),
     "Privacy": ("ledger", "calibrate", "audit", "attack", "observe"),
     "Research": ("algorithms", "schedule", "reproduce"),
@@ -188,10 +198,13 @@ _CODES = {  # of the others _DONE
     "simulate": f"0 finished or at its time limit, 1 diverged or no gradients pending, {_WRONG},"
     " 3 no edge has budget left, 130 interrupted (records are kept)",
     "run": _TRAINED,
-    "cloud": f"{_TRAINED}, 5 ended, but the edges were not told: the command that it prints does that",
+    "cloud": f"{_TRAINED}, 5 ended, but the edges were not told: the command that it prints does that,"
+    " 143 SIGTERM with --suspend",
     "edge": "0 run ended, budget spent or SIGTERM, 1 failed, 2 refused or wrong configuration,"
     " 4 no free shard, 130 interrupted by Ctrl-C",
+    "helper": "0 the run ended, or SIGTERM, 1 failed, 2 wrong configuration, 130 interrupted by Ctrl-C",
     "containers": _TRAINED,
+    "kubernetes": _TRAINED,
     "chaos": f"0 every run came through, 1 one did not (its directory is kept), {_WRONG}, 130 interrupted",
     "observe": f"0 done or interrupted, 1 failed, {_WRONG}",
     "audit": f"0 no claim refuted, 1 a claim refuted, or failed, {_WRONG}, 130 interrupted",
@@ -208,7 +221,7 @@ _CODES = {  # of the others _DONE
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
 # One BLAS thread each; the others may use what they find.
-_ONE_THREAD = ("run", "simulate", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
+_ONE_THREAD = ("run", "simulate", "cloud", "edge", "helper", "pace", "chaos", "replay", "verify", "devices")
 
 
 def example(name: str) -> str:

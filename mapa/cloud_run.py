@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import shlex
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +20,7 @@ from cloud.metrics import EVERY, SECONDS, read_cloud
 from cloud.presence import Inquiry
 from cloud.recovery_log import History
 from cloud.resume import begin_history, resume_service
-from cloud.service import CloudService
+from cloud.service import Allowance, CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
 from common.errors import (
@@ -42,13 +45,22 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import encode, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
+from common.wire.v1 import (
+    COLD_LIMIT,
+    HEADER_BYTES,
+    ITEMS_LIMIT,
+    PROOF_LIMIT,
+    bounded,
+    packet_limit,
+    payload_limit,
+)
 from mapa.brokers import SizeProbe, check_message_size
 from mapa.budget import Say
 from mapa.processes import on_signals
 from mapa.run_parts import OwnFiles, RunParts, assemble
 from mapa.run_view import View
 
+EXIT_SUSPENDED = 143  # as of a process that SIGTERM ended
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
@@ -74,10 +86,7 @@ class Setting(RunParts):
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
         if scenario.secure is not None:
-            raise ConfigurationError(
-                f"secure.at_least = {scenario.secure.at_least}: sums are simulated so far, by `mapa simulate` with"
-                " --engine events; no service opens them yet"
-            )
+            scenario = _with_sums(scenario)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(parts.scenario.described.made).plain(algorithm)  # nor where no checkpoint could hold it
@@ -87,7 +96,19 @@ class Setting(RunParts):
     @property
     def payload_bytes(self) -> int:
         """The largest message of the run, with a margin: what its broker must accept."""
-        return payload_limit(self.model.dimension)
+        return max(payload_limit(self.model.dimension), self._sums_bytes)
+
+    @property
+    def _sums_bytes(self) -> int:
+        """The largest message of secure sums; 0: there are none."""
+        table, size = self.scenario.secure, self.model.dimension
+        if table is None or table.modulus_bits is None:
+            return 0
+        from common.secure.masked import masked_size  # cryptography: a plain run does without
+        from common.wire.secure_v1 import ASK_LIMIT, answer_limit
+
+        masked = masked_size(size, table.modulus_bits, table.helpers, table.away)
+        return max(masked, answer_limit(size, table.modulus_bits), ASK_LIMIT)
 
     @property
     def probe_bytes(self) -> int:
@@ -120,6 +141,28 @@ class Setting(RunParts):
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 
 
+def _with_sums(scenario: Scenario) -> Scenario:
+    """Return a scenario that keeps no log; refuse what a service's secure sums do not do yet."""
+    table = scenario.secure
+    assert table is not None
+    if importlib.util.find_spec("cryptography") is None:
+        raise ConfigurationError(
+            "secure: the package cryptography is not installed; pip install 'mapa-testbed[identity]'"
+        )
+    colluding, most = scenario.privacy.colluding, table.at_least - 1
+    if colluding != most:
+        raise ConfigurationError(
+            f"privacy.colluding = {colluding}: must be {most} in a run on a network: no authority vouches for its"
+            " roster yet, so the cloud could enrol all other edges of a set itself"
+        )
+    if scenario.records.keep_gradients:
+        raise ConfigurationError(
+            "records.keep_gradients = true: not with [secure] in a run on a network: masked releases are in no log yet"
+        )
+    records = scenario.records.model_copy(update={"keep_gradients": False})
+    return scenario.model_copy(update={"records": records})
+
+
 @dataclass(slots=True)
 class CloudRun:
     """The cloud of one run, connected."""
@@ -131,6 +174,7 @@ class CloudRun:
     directory: RunDirectory
     reached: str = ""  # the options by which the operator reached the broker
     patience: float = _GOODBYE  # seconds to wait for the broker to take the halt
+    suspends: bool = False  # SIGTERM leaves the run to the next cloud
     undelivered: bool = False  # no edge was told of the halt
     _hurried: bool = False
 
@@ -151,10 +195,14 @@ class CloudRun:
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
 
-        SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
+        SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for. Where the
+        run is to be suspended, SIGTERM ends the process as a crash would, between two messages: SystemExit.
         """
         _keep_pages(self.setting.model.dimension)
-        with on_signals(lambda *_: self.loop.post(self._signalled)), _few_collections():
+        with (
+            on_signals(lambda number, _: self.loop.post(partial(self._signalled, number))),
+            _few_collections(),
+        ):
             try:
                 self.loop.run()
             except RecordsError as error:  # no edge was answered since: a resumed run continues from there
@@ -166,7 +214,9 @@ class CloudRun:
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"
 
-    def _signalled(self) -> None:
+    def _signalled(self, number: int) -> None:
+        if self.suspends and number == signal.SIGTERM:
+            raise SystemExit(EXIT_SUSPENDED)
         self._hurried = self.service.halted is not None
         self.service.halt("interrupted")
 
@@ -199,7 +249,8 @@ class CloudRun:
         """Make sure that no other cloud serves the run, then begin its log or bring it back from there."""
         service, directory = self.service, self.directory
         inquiry.ask(self.loop, service.say)
-        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, self.setting.probe_bytes)
+        size = self.setting.probe_bytes + (PROOF_LIMIT if service.authentic else 0)
+        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, size)
         check_message_size(probe, broker, self.loop, service.say)
         if history is not None:
             begin = resume_service if resumed else begin_history
@@ -260,6 +311,7 @@ def open_cloud(
     remembers: bool = True,
     reached: str = "",
     metrics: socket.socket | None = None,
+    suspends: bool = False,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
@@ -268,25 +320,42 @@ def open_cloud(
     resumes the run.
     """
     scenario, nonce = setting.scenario, new_nonce()
+    sums = scenario.secure is not None
+    if sums and incarnation is not None:
+        raise ConfigurationError("--resume: a run with [secure] cannot be resumed yet; start another one")
+    if sums and suspends:
+        raise ConfigurationError("--suspend: a run with [secure] cannot be resumed yet")
+    if sums and credentials.identity is not None:
+        raise ConfigurationError(
+            "--authentic: a run with [secure] has no signed messages of helpers yet; --no-authentic starts it without"
+        )
     server = server_for(
         scenario,
         setting.model,
         streams_for(scenario.seed),
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
+        sealed=sums,
     )
     offline, guard = encode(Presence(False, nonce, server.incarnation)), None
     if credentials.identity is not None:
         from common.transport.identity import cloud_guard  # cryptography: megabytes, only for who signs
 
-        guard = cloud_guard(credentials.identity, run, server.incarnation, nonce)
+        spoken = Allowance(scenario.testbed.resend_after)
+        guard = cloud_guard(
+            credentials.identity,
+            run,
+            server.incarnation,
+            nonce,
+            lambda edge: spoken.grant(edge, time.monotonic()),
+        )
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
         credentials=credentials,
         will=Will(presence_topic(run), offline, retain=True).proven_by(guard),
         guard=guard,
-        max_packet=packet_limit(setting.model.dimension),
+        max_packet=packet_limit(0, setting.payload_bytes) if sums else packet_limit(setting.model.dimension),
     )
     loop = SelectorLoop()
     channel = MqttChannel(options, loop)
@@ -301,11 +370,16 @@ def open_cloud(
         say=view.say,
         gather=gather,
         nonce=nonce,
+        sums=sums,
         authentic=guard is not None,
     )
     view.attach(service)
-    history = _history(setting, server.incarnation, directory, view.say) if remembers else None
-    cloud = CloudRun(setting, service, channel, loop, directory, reached or f"--broker {broker}")
+    history = _history(setting, server.incarnation, directory, view.say) if remembers and not sums else None
+    if sums:
+        view.say("a run with [secure] keeps no log yet: it can be neither resumed nor replayed")
+    cloud = CloudRun(
+        *(setting, service, channel, loop, directory, reached or f"--broker {broker}"), suspends=suspends
+    )
     service.on_records = partial(cloud.records_written, view)
     inquiry = Inquiry(run, nonce, channel, server.incarnation)
     channel.on_lost = service.on_lost

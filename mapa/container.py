@@ -4,6 +4,8 @@ python -m mapa.container data|cloud|edge    `mapa data get|cloud|edge` as the en
     A cloud goes on with the newest run that this container began, or of the name in RUN, if that has not ended;
     one that a restart policy starts again after its run's bad end ends as that did. All other starts begin a run.
 python -m mapa.container ANYTHING ELSE      mapa ANYTHING ELSE
+RESTARTS=always    the engine starts again whatever ends: cloud and edge stay after an end of their own and report its
+    code, a run of one name is run once, and SIGTERM leaves a cloud's run to its next start
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
+from common.health import VARIABLE as HEALTH_FILE
 from common.own_code import code_named_by
 from common.records.layout import LONGEST, folder_name, name_before_stamp
 from edge.own_data import REGISTRY_VARIABLE
 from mapa.processes import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
-from mapa.resume import to_go_on_with
+from mapa.resume import ended_with, to_go_on_with
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
@@ -29,6 +33,10 @@ SERVICES = ("data", "cloud", "edge")
 OWN_DATA, TEST_DATA = Path("/own-data"), Path("/test-data")  # folders of the host, where they are mounted
 REGISTRY = "/state/registry.sqlite3"  # of local data: a container sees no other state directory
 _PLACES = {"MAPA_BROKER": "broker", "MAPA_RUNS_DIR": "/runs", "MAPA_STATE_DIR": "/state"}
+ENDED = "ended"  # beside the health file: the exit code of a program whose container stays
+_AGAIN = (1, 4, 5)  # codes that another start may heal: an error, no free shard, an undelivered halt
+_TOLD = {signal.SIGTERM, signal.SIGINT}
+_BEAT = 5.0  # seconds between two heartbeats of a container whose program has ended
 
 
 def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -45,7 +53,9 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     if name == "cloud":
         started_by = options.setdefault("MAPA_STARTED_BY", container_id())
         runs, run = Path(options["MAPA_RUNS_DIR"]), options.get("MAPA_RUN")
-        left = to_go_on_with(runs, run=run, started_by=started_by, now=time.time())
+        if once := restarts_always(environ):
+            options["MAPA_SUSPEND"] = "true"
+        left = to_go_on_with(runs, run=run, started_by=started_by, now=time.time(), once=once)
         if left is not None:
             resumed = {key: value for key, value in options.items() if key.removeprefix(PREFIX) in RESUMED}
             resumed["MAPA_RUN"] = run or name_before_stamp(left.name)
@@ -98,10 +108,57 @@ def become_the_caller(runs: Path, witness: Path) -> None:
     os.setuid(owner.st_uid)
 
 
+def restarts_always(environ: Mapping[str, str]) -> bool:
+    """Tell whether the engine starts again whatever ends, as a StatefulSet does."""
+    said = text(environ, "RESTARTS")
+    require(said in ("", "always"), "RESTARTS", repr(said), "empty or 'always'")
+    return bool(said)
+
+
+def outlast(name: str, environ: Mapping[str, str]) -> None:
+    """Return in a child, whose end this process outlasts: it reports the code, and stays until it is told to go.
+
+    Where it was told before, or where another start may heal what the child ended with, it ends with the child.
+    """
+    child = os.fork()
+    if child == 0:
+        return
+    told: list[int] = []
+
+    def tell(number: int, _: object) -> None:
+        told.append(number)
+        os.kill(child, number)
+
+    for number in _TOLD:
+        signal.signal(number, tell)
+    _, status = os.waitpid(child, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    code = os.waitstatus_to_exitcode(status)
+    if told or not _decided(name, code, environ):
+        sys.exit(code if code >= 0 else 128 - code)
+    health = Path(text(environ, HEALTH_FILE) or "health")
+    health.with_name(ENDED).write_text(f"{code}\n", encoding="utf-8")
+    print(f"{name}: ended with exit code {code}; the container stays, and does nothing", flush=True)
+    health.touch()
+    while signal.sigtimedwait(_TOLD, _BEAT) is None:
+        health.touch()
+    sys.exit(0)
+
+
+def _decided(name: str, code: int, environ: Mapping[str, str]) -> bool:
+    """Tell whether a code is the last word: no other start would change it."""
+    if name == "cloud" and code == 1:
+        arguments, _ = service(name, environ)
+        return "--resume" in arguments and ended_with(Path(arguments[-1])) is not None
+    return code >= 0 and code not in _AGAIN
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     if len(arguments) == 1 and arguments[0] in SERVICES:
         try:
+            if arguments[0] != "data" and restarts_always(os.environ):
+                outlast(arguments[0], os.environ)
             arguments, options = service(arguments[0], os.environ)
         except ConfigurationError as error:
             print(f"configuration error: {error}", file=sys.stderr)

@@ -241,8 +241,7 @@ class ContainerRun:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the run's summary with its path on this host; None: there is none."""
-        summary, path = self.tail.summary(), self.tail.path
-        return None if summary is None or path is None else {**summary, "path": str(path)}
+        return self.tail.reported()
 
     def down(self) -> None:
         """Remove containers, network and volumes; the records stay."""

@@ -89,6 +89,11 @@ def edge_arguments(
     return [*arguments, *permitted(scenario), *edge_code(scenario)]
 
 
+def helper_arguments(run: RunId, broker: BrokerAddress, place: int, state: Path) -> list[str]:
+    arguments = [sys.executable, "-P", "-m", "mapa.cli", "helper", "--broker", str(broker), "--run", run]
+    return [*arguments, "--name", f"helper-{place}", "--place", str(place), "--state-dir", str(state)]
+
+
 def permitted(scenario: Scenario) -> list[str]:
     """Return the options by which edges release their owner's records as the scenario says: one person starts both."""
     if not is_owned(scenario.data.set):
@@ -133,6 +138,9 @@ def run_in_processes(
         for number, count in enumerate(edge_counts(scenario.workers, processes)):
             command = edge_arguments(scenario, run, address, state, data_dir, count)
             edges.start(command, directory.path / f"edges-{number}.log")
+        for place in range(0 if scenario.secure is None else scenario.secure.helpers):
+            command = helper_arguments(run, address, place, directory.path / "helpers")
+            edges.start(command, directory.path / f"helper-{place}.log")
         with open_cloud(
             setting,
             run=run,

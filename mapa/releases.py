@@ -228,7 +228,7 @@ def statement_of_book(
     if budgets:
         edges = [replace(edge, **left) for edge, left in zip(edges, _remainders(book, told), strict=True)]
     if delta is None:
-        kept = (standings[-1].account.budget for _, standings in told)
+        kept = (b for _, s in told for b in (s[-1].account.budget, s[-1].account.sum_budget))
         delta = next((budget.delta for budget in kept if budget is not None), fallback)
     return state_privacy(sorted(edges, key=lambda edge: edge.edge), delta, of_ledgers=True)
 
@@ -238,11 +238,12 @@ def _remainders(book: Book, told: Book) -> Iterator[dict[str, Any]]:
     asked: set[object] = set()
     for number, (_, standings) in enumerate(book):
         now = told[number][1][-1]
-        asked.add((now.account.kind, now.account.budget, *(one.spent for one in standings if one != now)))
+        own, sums = now.account.budget, now.account.sum_budget
+        asked.add((now.account.kind, own, sums, *(one.spent for one in standings if one != now)))
         others = [one for _, theirs in (*book[:number], *book[number + 1 :]) for one in theirs]
         left = Remainder.of(now, standings, others) if len(asked) <= _MOST_BUDGETS else None
         if left is None:
-            yield {"budget": now.account.budget}
+            yield {"budget": own or sums}
         else:
             yield {"budget": left.budget, "left": left.releases}
 

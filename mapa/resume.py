@@ -41,20 +41,23 @@ def _owes(path: Path, summary: dict[str, Any]) -> bool:
     return "privacy" not in summary or (not kept and (path / "log").exists())
 
 
-def to_go_on_with(runs: Path, *, run: str | None, started_by: str, now: float) -> Path | None:
+def to_go_on_with(
+    runs: Path, *, run: str | None, started_by: str, now: float, once: bool = False
+) -> Path | None:
     """Return the run that a container goes on with, or that it must not begin again; None: it begins a new one.
 
     The newest run that this very container began, where it has not ended; else, where the run has a name, the newest
     of that name likewise. A restart policy starts a container again at once when its run has ended badly (no budget,
     divergence): such a run is returned too, so that the container ends as it did. A later start, or one after a run
-    that was finished or interrupted, is a person's, who wants a new run.
+    that was finished or interrupted, is a person's, who wants a new run; with `once` no run of a name is
+    begun again.
     """
     begun = sorted(_begun(path) for path in runs.iterdir()) if runs.is_dir() else []
     own = [path for started, path, starter in begun if started and starter and starter == started_by]
     if own and _is_left(own[-1], now):
         return own[-1]
     named = [path for started, path, _ in begun if started and run and name_before_stamp(path.name) == run]
-    return named[-1] if named and ended_with(named[-1]) is None else None
+    return named[-1] if named and (once or ended_with(named[-1]) is None) else None
 
 
 def _is_left(path: Path, now: float) -> bool:

@@ -123,6 +123,11 @@ class NewRun:
         """Return summary.json; None: not written yet."""
         return None if self.path is None else read_object(self.path / "summary.json")
 
+    def reported(self) -> dict[str, Any] | None:
+        """Return the summary with the run's path, as `report` takes it."""
+        summary = self.summary()
+        return None if summary is None else {**summary, "path": str(self.path)}
+
 
 def unfinished(path: Path) -> str | None:
     """Return what there is of a run without a summary; None where it has one, or is no run."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, ShardSpent, Spent
-from common.accounting.total import Total, total, total_of_records
+from common.accounting.total import Total, delta_left, total, total_of_records
+from common.mechanism.grid import Grid
 from common.mechanism.guarantee import Adjacency
+from common.mechanism.mechanism import Mechanism
 from mapa.output import rounded_up
 
 if TYPE_CHECKING:
@@ -49,6 +51,15 @@ class EdgeReleases:
         charges = self.kind.charges(self.releases) if self.charges is None else self.charges
         return (*self.earlier, Spent(self.kind, charges))
 
+    @property
+    def in_sums(self) -> EdgeReleases:
+        """The same as the cloud sees it, where it sees sums alone."""
+        earlier = tuple(replace(one, kind=one.kind.in_sums) for one in self.earlier)
+        shards = tuple(
+            replace(one, spent=replace(one.spent, kind=one.spent.kind.in_sums)) for one in self.shards
+        )
+        return replace(self, kind=self.kind.in_sums, earlier=earlier, shards=shards)
+
 
 @dataclass(frozen=True, slots=True)
 class EdgeStatement:
@@ -57,6 +68,7 @@ class EdgeStatement:
     of: EdgeReleases
     total: Total
     exact: bool = True  # False: RDP's upper bound, computed for many edges at once
+    in_sums: Total | None = None  # against who sees what the cloud sees; None: no release was summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,14 @@ class Statement:
     whole: Total  # of a record, whichever it is: the largest edge's, or several edges' together
     composed: str  # why edges' releases were composed; '': no record can lie in two edges' shards
     of_ledgers: bool = False  # every run that the edges' ledgers know is counted; False: one run alone
+    in_sums: Total | None = None  # of a record, where the cloud sees sums alone; None: no release was summed
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Who may side with whom, of all releases that were summed."""
+        kinds = (spent.kind for edge in self.edges for spent in edge.of.spent if spent.charges)
+        grids = (kind.mechanism.grid for kind in kinds)
+        return list(dict.fromkeys(one for one in grids if one is not None and one.members > 1))
 
     @property
     def reproducible(self) -> bool:
@@ -93,6 +113,7 @@ class Statement:
             "composed_because": self.composed or None,
             "largest_edge": self.largest.of.edge,
             **_figures(self.whole),
+            **({} if self.in_sums is None else {"in_sums": _figures(self.in_sums)}),
             "edges": [_edge_dict(edge) for edge in self.edges],
         }
 
@@ -111,7 +132,8 @@ class Statement:
             table.add_column(heading, justify="right" if heading in ("edge", "n_k", "releases") else "left")
         methods = [m for m in Total.METHODS if any(m in e.total.by_method() for e in shown)]
         kept = ("budget", "left") if any(edge.of.budget for edge in shown) else ()
-        for heading in (*(f"ε {method}" for method in methods), "ε replace-one", *kept):
+        summed = ("ε in sums",) if self.in_sums is not None else ()
+        for heading in (*summed, *(f"ε {method}" for method in methods), "ε replace-one", *kept):
             table.add_column(heading, justify="right")
         for edge in shown:
             figures = edge.total.by_method()
@@ -122,6 +144,7 @@ class Statement:
                 f"{'≥ ' if edge.of.at_least else ''}{edge.of.kind.shard_size}",
                 _messages(edge.of),
                 *(row[key] for key in ("release", "clipping", "scope", "sampler")),
+                *((_sum_cell(edge.in_sums),) if summed else ()),
                 *(_cell(figures.get(method), edge) for method in methods),
                 _cell(edge.total.replace_one, edge),
                 *(_budget_cells(edge.of) if kept else ()),
@@ -139,6 +162,18 @@ def state_privacy(
     """
     if not edges:
         raise ValueError("a statement needs at least one edge")
+    stated, whole, why = _accounted(edges, delta, shared=shared)
+    if not any(one.kind.is_summed for edge in edges for one in edge.spent):
+        return Statement(delta, stated, whole, why, of_ledgers)
+    summed, in_sums, _ = _accounted([edge.in_sums for edge in edges], delta, shared=shared)
+    both = tuple(replace(one, in_sums=other.total) for one, other in zip(stated, summed, strict=True))
+    return Statement(delta, both, whole, why, of_ledgers, in_sums)
+
+
+def _accounted(
+    edges: Sequence[EdgeReleases], delta: float, *, shared: bool
+) -> tuple[tuple[EdgeStatement, ...], Total, str]:
+    """Return what each edge's releases cost, what any record's do, and why those of several edges were composed."""
     keys = {edge.spent for edge in edges}
     sampled = {key: of for key in keys if (of := _sampled_gaussian(key)) is not None}
     ranked = _ranked(sampled, delta) if len(sampled) > MOST_PLDS else {}
@@ -152,7 +187,7 @@ def state_privacy(
         whole = total_of_records([one for edge in edges for one in edge.shards], delta)
     else:
         whole = _largest(stated).total
-    return Statement(delta, stated, whole, SHARED if shared else overlap, of_ledgers)
+    return stated, whole, SHARED if shared else overlap
 
 
 def overlapping(edges: Sequence[EdgeReleases]) -> str:
@@ -199,7 +234,8 @@ def _ranked(keys: Mapping[Key, GaussianReleases], delta: float) -> dict[Key, tup
     bounds: dict[Key, float] = {}
     for key, of in keys.items():
         rate = cuts[bisect.bisect_left(cuts, of.rate)]
-        bounds[key] = gaussian.rdp(GaussianReleases(of.noise_multiplier, rate, of.count), delta)
+        left = delta_left(key, delta)
+        bounds[key] = gaussian.rdp(GaussianReleases(of.noise_multiplier, rate, of.count), left)
     order = sorted(keys, key=bounds.__getitem__, reverse=True)
     exact: dict[Key, Total] = {order[-1]: total(order[-1], delta)}
     largest = 0.0
@@ -242,6 +278,7 @@ def _words(statement: Statement) -> Iterator[str]:
     if not any(spent.charges for edge in statement.edges for spent in edge.of.spent):
         yield "Nothing was released."
         return
+    yield from _words_of_sums(statement)
     edges = [edge for edge in statement.edges if edge.total.is_private]
     bare = [edge for edge in statement.edges if not edge.total.is_private]
     if bare:
@@ -292,11 +329,41 @@ def _words(statement: Statement) -> Iterator[str]:
     yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
+def _words_of_sums(statement: Statement) -> Iterator[str]:
+    """Say what sums hide, and from whom, and when all that is left is an edge's own noise."""
+    figure, grids = statement.in_sums, statement.grids
+    if figure is None:
+        return
+    sums = "; or ".join(
+        f"of {one.members} or more edges, with at most {one.away} of {one.helpers} helpers and {one.colluding} of the"
+        " other edges on its side"
+        for one in grids
+    )
+    whom = "Each record" if statement.composed else "Each record of an edge's shard"
+    verb = "would, with secure randomness, be" if statement.reproducible else "is"
+    if figure.is_private:
+        least = statement.largest.of
+        bound = f"at most (for {least.kind.shard_size} records or more) " if least.at_least else ""
+        yield (
+            f"In sums: {whom[0].lower()}{whom[1:]} {verb} protected with {bound}(ε = {rounded_up(figure.epsilon)}, δ ="
+            f" {figure.delta:g})-DP under zero-out adjacency against anyone who sees what the cloud sees, which is sums"
+            f" {sums}."
+        )
+    else:
+        yield f"In sums: not differentially private (ε = ∞): {figure.reason}."
+    if any(not spent.kind.is_summed for edge in statement.edges for spent in edge.of.spent if spent.charges):
+        yield "Releases that were not summed count there by their own noise."
+    yield (
+        "On its own: if all other edges, or more helpers than that, side with the cloud, a release has its own edge's"
+        " noise alone, and then:"
+    )
+
+
 def _budget_words(edges: Sequence[EdgeReleases]) -> Iterator[str]:
     """Say what is left of each budget that the ledgers keep."""
     for budget in dict.fromkeys(edge.budget for edge in edges if edge.budget is not None):
         left = {edge.left for edge in edges if edge.budget == budget and edge.left is not None}
-        told = f"Budget: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
+        told = f"Budget{' of sums' if budget.in_sums else ''}: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
         if not left:
             yield f"{told}."
         elif left == {0}:
@@ -347,6 +414,7 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         **({"parameters": parameters} if parameters else {}),
         "reproducible_noise": of.reproducible,
         "exact": edge.exact,
+        **({} if edge.in_sums is None else {"in_sums": _figures(edge.in_sums)}),
         **kept,
         **_figures(edge.total),
     }
@@ -378,11 +446,23 @@ def _mechanism(kind: ReleaseKind) -> dict[str, str]:
         return {"noise": "none", "release": "none", "clipping": "none", "scope": "none", "sampler": rate}
     return {
         "noise": law.name,
-        "release": ", ".join(part for part in (law.name, law.strength) if part),
+        "release": ", ".join(part for part in (law.name, law.strength, _share(mechanism)) if part),
         "clipping": mechanism.clipping.name,
         "scope": mechanism.scope.value,
         "sampler": rate,
     }
+
+
+def _sum_cell(figure: Total | None) -> str:
+    if figure is None:
+        return "–"
+    return rounded_up(figure.epsilon) if figure.is_private else "∞"
+
+
+def _share(mechanism: Mechanism) -> str:
+    """Say in words that an edge has a share of the noise; '' where it has all of it."""
+    grid = mechanism.grid
+    return "" if grid is None or grid.members == 1 else f"a share of 1/{grid.members} of its variance"
 
 
 def _cell(figure: float | None, edge: EdgeStatement) -> str:

@@ -107,6 +107,12 @@ class ReleaseKind:
         return self.mechanism.guarantee(adjacency)
 
     @property
+    def is_summed(self) -> bool:
+        """Whether a release is seen in sums of several edges' alone."""
+        grid = self.mechanism.grid
+        return grid is not None and grid.members > 1
+
+    @property
     def in_sums(self) -> Self:
         """As the cloud sees it where it sees sums alone; the same where no release is summed."""
         return replace(self, mechanism=self.mechanism.in_sums())
@@ -156,6 +162,7 @@ class Budget:
 
     epsilon: float  # total ε
     delta: float  # total δ; Theorem 3's δ is another
+    in_sums: bool = False  # of what the cloud sees where it sees sums; else of each release on its own
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
@@ -163,6 +170,15 @@ class Budget:
         if self.epsilon > LARGEST_COST:
             raise ConfigurationError(f"total_epsilon = {self.epsilon}: must be at most {LARGEST_COST:g}")
         check_delta(self.delta)
+
+
+def as_seen(
+    budget: Budget, kind: ReleaseKind, spent: Iterable[Spent]
+) -> tuple[ReleaseKind, tuple[Spent, ...]]:
+    """Return releases as the budget counts them."""
+    if not budget.in_sums:
+        return kind, tuple(spent)
+    return kind.in_sums, tuple(replace(one, kind=one.kind.in_sums) for one in spent)
 
 
 def check_delta(delta: float) -> None:

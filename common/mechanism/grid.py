@@ -169,8 +169,11 @@ class Grid:
         return math.ldexp(1.0, self.bits - exponent + (mantissa == 0.5))
 
     def deviation(self, noise_multiplier: float, bound: float, dimension: int) -> float:
-        """Return σ of one release in grid steps: z/√m times what a record moves, sC, and √N for the rounding."""
-        steps = self.scale(bound) * bound + math.sqrt(dimension)
+        """Return σ of one release in grid steps: z/√m times what a record moves, sC, and √N for the rounding.
+
+        A C that is less than the agreed one by a rounding makes no less noise: others count on it.
+        """
+        steps = self.scale(bound) * max(bound, self.clip) + math.sqrt(dimension)
         return noise_multiplier / math.sqrt(self.members) * steps
 
     def release(
@@ -205,7 +208,7 @@ def fitting(
     root, tail = math.sqrt(dimension), REACH / UNIT * noise_multiplier
 
     def most(modulus_bits: int) -> int:
-        """Return the largest g with 2^g·(m·rows + 13z) + 13z·√N below half the modulus."""
+        """Return the largest g with 2^g·(m·rows + 16z) + 16z·√N below half the modulus."""
         room = (2.0 ** (modulus_bits - 1) - tail * root) / (members * rows + tail)
         return min(math.floor(math.log2(room)), MOST_BITS) if room >= 1 else 0
 

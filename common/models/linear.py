@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, LOSS, RMSE, Metric
-from common.models.gradients import OuterGradients
+from common.models.gradients import OuterGradients, Powers
 from common.models.model import (
     Features,
     Inputs,
@@ -84,8 +84,11 @@ class LinearModel(ABC):
         """Return X Wᵀ."""
         return features @ x.reshape(self.outputs, self.inputs).T
 
-    def gradients(self, x: Vector, features: Features, targets: Targets) -> OuterGradients:
-        return OuterGradients(self.score_gradient(self.scores(x, features), targets), features)
+    def gradients(
+        self, x: Vector, features: Features, targets: Targets, of_features: Powers | None = None
+    ) -> OuterGradients:
+        """Return them; `of_features` are the sums of these rows' powers, where they are known."""
+        return OuterGradients(self.score_gradient(self.scores(x, features), targets), features, of_features)
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
         if not len(targets):

@@ -9,8 +9,8 @@ from common.errors import LocalProtocolError, RemoteProtocolError
 from common.quantities import EdgeId
 from common.secure.boxes import Envelope, envelope_bytes
 from common.secure.masks import Masked, words
+from common.wire.v1 import MASKED_MARK
 
-MASKED_MARK = b"\x96\x01\xa1s"
 _HEADER = struct.Struct(">4sBQBQBQBd")  # a gradient's: sequence, version, incarnation, ΔS
 _UINT64, _FLOAT64 = 0xCF, 0xCB
 _LIMIT = 2**63

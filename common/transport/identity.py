@@ -16,7 +16,7 @@ try:
     from cryptography import x509
 
     from common.secure.boxes import RunKey
-    from common.wire.guards import CloudGuard, EdgeGuard
+    from common.wire.guards import CloudGuard, EdgeGuard, MaySpeak
     from common.wire.signatures import CLOUD, EDGES, SERVICES, Signer, Trust
 except ImportError as error:
     raise ConfigurationError(
@@ -66,11 +66,13 @@ class RevocationLists:
         self._revoked = frozenset(others | {(name, entry.serial_number) for entry in listed})
 
 
-def cloud_guard(folder: Path, run: RunId, incarnation: int, nonce: str) -> CloudGuard:
+def cloud_guard(
+    folder: Path, run: RunId, incarnation: int, nonce: str, may_speak: MaySpeak = lambda _: True
+) -> CloudGuard:
     """Return the guard of a cloud's process; ConfigurationError names the file that does not fit."""
     signer, trust = _opened(folder, nonce, {EDGES: "edges.pem", SERVICES: "ca.pem"})
     _check_name(folder, signer, CLOUD)
-    return CloudGuard(run, incarnation, signer, trust)
+    return CloudGuard(run, incarnation, signer, trust, may_speak)
 
 
 def edge_guard(folder: Path, run: RunId, edge_id: EdgeId, nonce: str) -> EdgeGuard:

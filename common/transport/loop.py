@@ -34,6 +34,7 @@ class SelectorLoop:
         self._wakened.setblocking(False)
         self._selector.register(self._wakened, READ, self._woken)
         self._stopping = False
+        self._asleep = False  # or about to be, with a look at what was posted still to come
         self._server: int | None = None  # the thread that serves now
 
     def now(self) -> float:
@@ -44,8 +45,11 @@ class SelectorLoop:
 
     def post(self, callback: Callable[[], None]) -> None:
         self._posted.append(callback)
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake; closed: the loop has ended
-            self._waker.send(b"\0")
+        if self._asleep:  # else it looks before it sleeps: in this order on both sides, none is missed
+            with contextlib.suppress(
+                BlockingIOError, OSError
+            ):  # full: it is awake; closed: the loop has ended
+                self._waker.send(b"\0")
 
     @property
     def here(self) -> bool:
@@ -76,7 +80,10 @@ class SelectorLoop:
         if until is not None:
             due = until if due is None else min(due, until)
         wait = None if due is None else max(0.0, due - time.monotonic())
-        for key, mask in self._selector.select(wait):
+        self._asleep = True  # first: a signal or a thread may post at any moment
+        ready = self._selector.select(0.0 if self._posted else wait)
+        self._asleep = False
+        for key, mask in ready:
             key.data(mask)
         while self._posted:
             self._posted.popleft()()

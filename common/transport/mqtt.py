@@ -185,7 +185,7 @@ class MqttChannel:
             if sealed is None:
                 return False
             payload = sealed
-        self._last_size = size = sum(map(len, payload))
+        self._last_size = size = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
         if qos:
             taken = self._client.publish_acknowledged(topic, b"".join(payload), retain)
             self._push()
@@ -378,7 +378,7 @@ class MqttChannel:
                             return
                     else:
                         break
-                if packets < 2 and not stream.decrypted:
+                if packets < 2 and not stream.decrypted and (packets or not stream.framed):
                     break  # a read that finds nothing costs as much as a turn of the loop
             else:
                 if stream.decrypted:  # which no selector sees

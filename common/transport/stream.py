@@ -72,8 +72,8 @@ class PacketStream:
         self.unsent = 0  # bytes of it
         self._writing = threading.Lock()
         self._goodbye = False  # a DISCONNECT was sent
-        framed = isinstance(sock, ssl.SSLSocket | WebSocket)
-        self._gather = None if framed else getattr(sock, "sendmsg", None)
+        self.framed = isinstance(sock, ssl.SSLSocket | WebSocket)  # a read brings a part of 16 kB at most
+        self._gather = None if self.framed else getattr(sock, "sendmsg", None)
 
     # reading
 
@@ -100,7 +100,7 @@ class PacketStream:
     @property
     def decrypted(self) -> bool:
         """Whether TLS holds bytes that have come."""
-        return isinstance(self._sock, ssl.SSLSocket | WebSocket) and self._sock.pending() > 0
+        return self.framed and self._sock.pending() > 0  # type: ignore[union-attr]
 
     def take_publish(self) -> tuple[bytes, bytes] | None:
         """Return topic and payload of a QoS 0 publish that is next and whole.

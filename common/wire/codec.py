@@ -54,7 +54,7 @@ def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> Gradient
 
 def incarnation_of(payload: bytes) -> int | None:
     """Return the incarnation that a gradient of our own outbox names; None: its header is of another kind."""
-    if len(payload) < v1.HEADER_BYTES or payload[:4] not in GRADIENT_MARKS:
+    if len(payload) < v1.HEADER_BYTES or payload[:4] not in (*GRADIENT_MARKS, v1.MASKED_MARK):
         return None
     incarnation: int = _unpack_from(payload)[6]
     return incarnation
@@ -76,7 +76,7 @@ def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     version, incarnation, acknowledged, sensitivity, vector, _ = _decode_hot(
         "model", v1.MODEL_MARK, payload, dimension
     )
-    return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
+    return quick(SendModel, (edge_id, version, sensitivity, acknowledged, vector, incarnation, None))
 
 
 def _hot_parts(

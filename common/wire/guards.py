@@ -7,34 +7,43 @@ them, leaves, wills, halts and presence are signed, since they come before a ses
 
 from __future__ import annotations
 
-from common.errors import ForgedMessageError, RemoteProtocolError
+from collections.abc import Callable
+
+from common.errors import ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Bytes
 from common.wire.codec import decode_answer, decode_hello
-from common.wire.sessions import GRADIENTS, MODELS, Session, Side, parted
+from common.wire.sessions import GRADIENTS, MODELS, Session, Side, nonce_of
 from common.wire.signatures import CLOUD, EDGES, SERVICES, Signed, Signer, Trust
 from common.wire.topics import (
     EdgeTopic,
     clouds_topic,
+    edge_topic,
     halt_topic,
     parse_edge_topic,
     presence_topic,
     probe_topic,
 )
 
+MaySpeak = Callable[[EdgeId], bool]
 _PROCESSES = 4  # of one edge whose sessions are kept; a broker may repeat the hellos of old ones
 
 
 class CloudGuard:
     """The cloud's: one session for each process of an edge that has said hello."""
 
-    def __init__(self, run: RunId, incarnation: int, signer: Signer, trust: Trust) -> None:
+    def __init__(
+        self, run: RunId, incarnation: int, signer: Signer, trust: Trust, may_speak: MaySpeak = lambda _: True
+    ) -> None:
+        """`may_speak`: asked before a signature of an edge is checked, which costs more than to send it."""
         self._run, self._incarnation, self._signer, self._trust = run, incarnation, signer, trust
+        self._may_speak = may_speak
         self._of_clouds = {halt_topic(run), presence_topic(run), clouds_topic(run)}
         self._probe = probe_topic(run)
-        self._side = Side(signer.nonce, signer.run_key.public, signer.certificate)
+        self.side = Side(signer.nonce, signer.run_key.public, signer.certificate)
         self._sessions: dict[EdgeId, dict[bytes, Session]] = {}  # by the nonce of the edge's process
+        self._of_gradients: dict[str, dict[bytes, Session]] = {}  # the same by topic, for every update
         self._welcomed: dict[EdgeId, Session] = {}  # whom models are for
 
     def seal(self, topic: str, *payload: Bytes) -> tuple[Bytes, ...] | None:
@@ -53,19 +62,20 @@ class CloudGuard:
 
     def open(self, topic: str, payload: bytes) -> bytes:
         """Return the body of a message of the peer that its topic names; RemoteProtocolError: it is none."""
+        sessions = self._of_gradients.get(topic)
+        session = None if sessions is None else sessions.get(nonce_of(payload))
+        if session is not None:
+            self._trust.check(EDGES, session.serial)
+            return session.open(payload)
         if topic in self._of_clouds:  # an empty one claims nothing: it removes what is retained
             return self._trust.verified(topic, payload, SERVICES, CLOUD).body if payload else payload
         if topic == self._probe:
             return payload
         _, edge_id, leaf = parse_edge_topic(topic)
         if leaf is EdgeTopic.GRADIENT:
-            body, nonce, counter, tag = parted(payload)
-            sessions = self._sessions.get(edge_id)
-            session = None if sessions is None else sessions.get(nonce)
-            if session is None:
-                raise ForgedMessageError("gradient: of no session")
-            self._trust.check(EDGES, session.serial)
-            return session.open(body, counter, tag)
+            raise ForgedMessageError("gradient: of no session")
+        if not self._may_speak(edge_id):
+            raise TooOftenError(f"{leaf.value}: too many of this edge")
         signed = self._trust.verified(topic, payload, EDGES, edge_id)
         if leaf is EdgeTopic.HELLO:
             self._hears(edge_id, signed)
@@ -77,6 +87,7 @@ class CloudGuard:
         if bytes.fromhex(hello.nonce) != signed.nonce:
             raise RemoteProtocolError("hello: signed under another nonce than its own")
         sessions = self._sessions.setdefault(edge_id, {})
+        self._of_gradients[edge_topic(self._run, edge_id, EdgeTopic.GRADIENT)] = sessions
         known = sessions.get(signed.nonce)
         side = Side(signed.nonce, signed.key, signed.certificate)
         if known is not None and (hello.number <= known.number or side == known.other):
@@ -91,7 +102,7 @@ class CloudGuard:
             self._incarnation,
             edge_id,
             side,
-            self._side,
+            self.side,
             seals=MODELS,
             number=hello.number,
             serial=signed.serial,
@@ -127,11 +138,10 @@ class EdgeGuard:
         if topic in self._of_clouds:  # an empty one claims nothing: it removes what is retained
             return self._trust.verified(topic, payload, SERVICES, CLOUD).body if payload else payload
         if parse_edge_topic(topic).leaf is EdgeTopic.MODEL:
-            body, nonce, counter, tag = parted(payload)
-            if self._session is None or nonce != self._signer.nonce:
+            if self._session is None:
                 raise ForgedMessageError("model: of no session")  # its welcome may still come: QoS 1
             self._trust.check(SERVICES, self._session.serial)
-            return self._session.open(body, counter, tag)
+            return self._session.open(payload)
         signed = self._trust.verified(topic, payload, SERVICES, CLOUD)
         self._hears(signed)
         return signed.body

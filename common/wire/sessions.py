@@ -22,6 +22,7 @@ from common.wire.v1 import SEAL_BYTES
 
 SEAL = struct.Struct(">8sQ16s")  # nonce of the edge's process | counter from 1 | tag
 assert SEAL.size == SEAL_BYTES
+_unpack_from = SEAL.unpack_from
 GRADIENTS, MODELS = b"gradients\0", b"models\0"  # the two directions
 _LAST = 2**63  # counters end before
 
@@ -32,6 +33,16 @@ class Side(NamedTuple):
     nonce: bytes
     key: bytes  # X25519
     certificate: bytes
+
+
+def session_keys(
+    own: RunKey, run: RunId, incarnation: int, edge_id: EdgeId, edge: Side, cloud: Side
+) -> dict[bytes, bytes]:
+    """Return the key of each direction; RemoteProtocolError where the other's public key is none."""
+    pair = own.pair(cloud.key if own.public == edge.key else edge.key)
+    info = b"mapa/v1 session\0" + named(run, incarnation, edge_id) + edge.nonce + cloud.nonce
+    info += digest(edge.certificate) + digest(cloud.certificate)
+    return {way: expanded(pair, info + way) for way in (GRADIENTS, MODELS)}
 
 
 class Session:
@@ -50,11 +61,10 @@ class Session:
         number: int,
         serial: int,
     ) -> None:
-        pair = own.pair(cloud.key if own.public == edge.key else edge.key)
-        info = b"mapa/v1 session\0" + named(run, incarnation, edge_id) + edge.nonce + cloud.nonce
-        info += digest(edge.certificate) + digest(cloud.certificate)
-        opens = MODELS if seals == GRADIENTS else GRADIENTS
-        self._out, self._in = (AESGCM(expanded(pair, info + way)) for way in (seals, opens))
+        keys = session_keys(own, run, incarnation, edge_id, edge, cloud)
+        self._out = AESGCM(keys.pop(seals))
+        ((_, opens),) = keys.items()
+        self._in = AESGCM(opens)
         self._nonce = edge.nonce
         self._sealed = self._opened = 0  # counters, of the last message
         self.other, self.incarnation = cloud if own.public == edge.key else edge, incarnation
@@ -62,31 +72,30 @@ class Session:
         self.serial = serial  # of the other's certificate
 
     def seal(self, body: bytes) -> bytes:
-        """Return the seal that goes behind a body."""
+        """Return the seal that goes behind a body; the counter is AES-GCM's nonce, which a key never sees twice."""
         self._sealed += 1
-        tag = self._out.encrypt(_once(self._sealed), b"", body)
+        tag = self._out.encrypt(self._sealed.to_bytes(12, "big"), b"", body)
         return SEAL.pack(self._nonce, self._sealed, tag)
 
-    def open(self, body: bytes, counter: int, tag: bytes) -> bytes:
+    def open(self, payload: bytes) -> bytes:
         """Return the body; ForgedMessageError where it was not sealed for this side, or came before."""
+        end = len(payload) - SEAL_BYTES
+        if end < 0:
+            raise ForgedMessageError("not sealed, and this side takes sealed messages only")
+        nonce, counter, tag = _unpack_from(payload, end)
+        if nonce != self._nonce:
+            raise ForgedMessageError("of another session")
+        body = payload[:end]
         if not self._opened < counter < _LAST:
             raise ForgedMessageError(f"counter {counter} came before, or a later one did")
         try:
-            self._in.decrypt(_once(counter), tag, body)
+            self._in.decrypt(counter.to_bytes(12, "big"), tag, body)
         except InvalidTag as error:
             raise ForgedMessageError("not as its sender sealed it") from error
         self._opened = counter
         return body
 
 
-def parted(payload: bytes) -> tuple[bytes, bytes, int, bytes]:
-    """Return body, nonce, counter and tag of a sealed message; ForgedMessageError where it is too short."""
-    if len(payload) < SEAL_BYTES:
-        raise ForgedMessageError("not sealed, and this side takes sealed messages only")
-    nonce, counter, tag = SEAL.unpack_from(payload, len(payload) - SEAL_BYTES)
-    return payload[:-SEAL_BYTES], nonce, counter, tag
-
-
-def _once(counter: int) -> bytes:
-    """Return the nonce of AES-GCM, which a key never sees twice."""
-    return counter.to_bytes(12, "big")
+def nonce_of(payload: bytes) -> bytes:
+    """Return the nonce of the edge's process that a sealed message names."""
+    return payload[-SEAL_BYTES : 8 - SEAL_BYTES]

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import ConfigurationError, ForgedMessageError
 from common.secure.boxes import RunKey
+from common.wire.v1 import PROOF_LIMIT
 
 EDGES, SERVICES = "edges", "services"  # the authorities of a testbed
 CLOUD = "cloud"  # the name of the cloud's certificate, which no helper has
@@ -28,7 +29,7 @@ _DOMAIN, _STATEMENT = b"mapa/v1 signed\0", b"mapa/v1 statement\0"
 # nonce of the signer's process | its X25519 key | signature | bytes of the certificate before them | mark
 _END = struct.Struct(">8s32s64sH4s")
 _MARK = b"\xc1sig"  # begins with the one byte that no MessagePack has
-_LONGEST_CERTIFICATE = 800  # bytes; ours take 500
+_LONGEST_CERTIFICATE = PROOF_LIMIT - _END.size  # ours take 410 bytes at most
 _REMEMBERED = 4096  # certificates that were checked
 
 Revoked = Callable[[], Collection[tuple[str, int]]]  # (authority, serial number), as the peer knows them now

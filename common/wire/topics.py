@@ -26,6 +26,8 @@ class EdgeTopic(Enum):
     WELCOME = "welcome"  # cloud → edge: welcome or refuse
     MODEL = "model"  # cloud → edge
 
+    __hash__ = object.__hash__  # there is one of each; Enum's own takes two calls in Python
+
 
 class HelperTopic(Enum):
     """The leaves of a helper's branch."""

@@ -34,10 +34,12 @@ ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
 HEADER = struct.Struct(">4sBQBQBQBd")
 HEADER_BYTES = HEADER.size  # 40: ten float32, so the vector stays aligned
 UINT64, FLOAT64 = 0xCF, 0xCB
+PROOF_LIMIT = 816  # bytes behind a signed message, of which a certificate takes at most 706
 SEAL_BYTES = 32  # behind a gradient or a model whose sender is proven
 _TOPIC_BYTES = 1024  # of a packet's head and topic, with room to spare
 GRADIENT_MARK = b"\x96\x01\xa1g"
 MODEL_MARK = b"\x96\x01\xa1m"
+MASKED_MARK = b"\x96\x01\xa1s"  # a gradient of secure sums (common/secure/masked.py)
 
 
 def payload_limit(dimension: int) -> int:
@@ -67,6 +69,17 @@ LawName = Annotated[
 ]  # or dotted
 ParameterName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+# an edge's X25519 key for the run, digest of the terms that it accepted, certificate (DER; may be empty), signature
+Entry = Annotated[
+    tuple[
+        _Digest,
+        _Digest,
+        Annotated[bytes, Field(max_length=1024)],
+        Annotated[bytes, Field(max_length=64)],
+    ],
+    Field(strict=False),  # msgpack has lists alone
+]
 
 
 class Message(BaseModel):
@@ -75,6 +88,11 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Annotated[int, Field(ge=1, le=1)] = 1  # not Literal[1], which takes True for 1
+
+
+def _less(fields: dict[str, object], *optional: str) -> dict[str, object]:
+    """Leave out optional fields that say nothing: older readers know no such field."""
+    return {key: value for key, value in fields.items() if value is not None or key not in optional}
 
 
 class HelloV1(Message):
@@ -92,14 +110,13 @@ class HelloV1(Message):
     incarnation: Count  # of the run that it is meant for, by the presence that was heard
     preparing: Literal[True] | None = None  # left out where it is ready to train
     coding: Word | None = None  # that it asks for; left out where it asks for none
+    entry: Entry | None = (
+        None  # of the roster; left out without secure sums, and before their terms are known
+    )
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = dump(self)
-        for key in ("preparing", "coding"):
-            if fields[key] is None:
-                del fields[key]
-        return fields
+        return _less(dump(self), "preparing", "coding", "entry")
 
 
 class WelcomeV1(Message):
@@ -114,6 +131,11 @@ class WelcomeV1(Message):
     incarnation: Count
     nonce: Nonce  # of the hello that it answers
     number: Number  # of the hello that it answers
+    terms: Annotated[bytes, Field(max_length=COLD_LIMIT)] | None = None  # left out without secure sums
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _less(dump(self), "terms")
 
 
 class RefuseV1(Message):

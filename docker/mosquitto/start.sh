@@ -26,6 +26,7 @@ queued=$((64 * limit))
 
 configure() { # configure FROM TO
   sed -e "s/^message_size_limit .*/message_size_limit $limit/" -e "s/^max_queued_bytes .*/max_queued_bytes $queued/" \
+    -e "s/^max_packet_size .*/max_packet_size $((limit + 4096))/" \
     -e "s/^user .*/user ${owner%%:*}/" "$1" >"$2"
 }
 
@@ -39,7 +40,7 @@ each() { # each COMMAND...: run it with every file of the secrets; a folder amon
     [ ! -f "$file" ] || "$@" "$file"
   done
 }
-copy() { cp "$1" .; }
+copy() { cat "$1" >"${1##*/}"; } # a Secret is mounted without the right to write, which `cp` would copy
 state() { each cat; }
 stop() {
   kill -TERM "$broker" 2>/dev/null || true
@@ -54,7 +55,7 @@ while :; do
   configure "$secrets/mosquitto.conf" mosquitto.conf
   sed "s#/+/#/${RUN:-+}/#" "$secrets/acl" >acl
   chmod 600 ./*
-  chown -R "$owner" .
+  [ "$(id -u)" != 0 ] || chown -R "$owner" .
   mosquitto -c mosquitto.conf &
   broker=$!
   while kill -0 "$broker" 2>/dev/null && [ "$(state)" = "$known" ]; do

@@ -196,13 +196,16 @@ class Design:
         rows = self.rows(there)
         shard = Shard(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)))
         size, mechanism = self.canary.size, self.mechanism
+        grid = (
+            None if mechanism.grid is None else replace(mechanism.grid, clip=0.0)
+        )  # a game has a C of its own
         noised = slice(None) if mechanism.scope is Scope.ALL else slice(0, max(1, size // 2))
         worker = EdgeWorker(
             edge_id=EdgeId("audited"),
             index=0,
             model=with_extra(mechanism.clipping, GivenGradients(size)),
             shard=shard,
-            mechanism=replace(mechanism, work=mechanism.work.audited()),
+            mechanism=replace(mechanism, work=mechanism.work.audited(), grid=grid),
             noised=noised,
             regularization=self.regularization,
             streams=streams_of(seed),
@@ -231,7 +234,7 @@ class Design:
     def _without_noise(self, there: bool) -> Floats:
         worker = self.worker(there, 0)
         if worker.mechanism.law is not None:
-            worker.mechanism = replace(worker.mechanism, law=silent(worker.mechanism.law))
+            worker.mechanism = replace(worker.mechanism, law=silent(worker.mechanism.law), grid=None)
         made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
         return np.array(made, np.float64)
 

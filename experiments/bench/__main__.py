@@ -20,7 +20,7 @@ from rich.console import Console
 
 from common.datasets.catalogue import data_directory
 from common.errors import MapaError
-from experiments.bench.clouds import QUICK_CELLS, Plan, cloud_cases, plan_of, scale_cases
+from experiments.bench.clouds import QUICK_CELLS, Plan, cloud_cases, plan_of, proof_cases, scale_cases
 from experiments.bench.page import find_chromium, page_cases
 from experiments.bench.programs import large_cases, memory_cases, run_cases, start_cases
 from experiments.bench.rounds import Case, Measurement, measure
@@ -53,6 +53,7 @@ PARTS: dict[str, Callable[[Namespace], Iterator[Case]]] = {
     "simulation": lambda given: simulation_cases(given.data_dir),
     "cloud": lambda given: cloud_cases(_plan(given)),
     "scale": lambda given: scale_cases(_plan(given)),
+    "proofs": lambda given: proof_cases(_plan(given)),
     "run": lambda given: run_cases(given.data_dir, given.against, given.updates),
     "costs": lambda given: cost_cases(given.data_dir),
     "memory": lambda _given: memory_cases(),
@@ -95,7 +96,7 @@ def options() -> argparse.ArgumentParser:
         metavar="TREE",
         help="another checkout: cloud, run and start are compared with it",
     )
-    clouds = parser.add_argument_group("cloud and scale")
+    clouds = parser.add_argument_group("cloud, scale and proofs")
     clouds.add_argument("--k", type=_numbers, default=[], help="edges: 5,20")
     clouds.add_argument("--n", type=_numbers, default=[], help="parameters: 785,7850")
     clouds.add_argument("--log", type=_words, default=["on", "off"], help="on (for the process), off, power")

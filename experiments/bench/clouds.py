@@ -23,7 +23,7 @@ from typing import Any
 
 from common.errors import ConfigurationError, MapaError
 from common.transport.connection import BrokerAddress
-from common.wire.v1 import payload_limit
+from common.wire.v1 import HEADER_BYTES, payload_limit
 from experiments.bench.bed import (
     MEGA,
     ROOT,
@@ -35,6 +35,7 @@ from experiments.bench.bed import (
     python,
     repeating,
 )
+from experiments.bench.echo import echo_turn
 from experiments.bench.edges import EdgeTask
 from experiments.bench.rounds import Case, Figures, Ratio, Turn
 from mapa.authority import Authority
@@ -65,9 +66,11 @@ class Cell:
     edges: int  # K
     dimension: int  # N
     tls: bool = False  # between cloud and broker
+    sealed: bool = False  # messages are proven, by edges in C
 
     def __str__(self) -> str:
-        return f"K = {self.edges:,}, N = {self.dimension:,}{', TLS' if self.tls else ''}"
+        more = f"{', TLS' if self.tls else ''}{', sealed' if self.sealed else ''}"
+        return f"K = {self.edges:,}, N = {self.dimension:,}{more}"
 
 
 CELLS = (
@@ -174,6 +177,7 @@ class Arena:
     plain_port: int
     ca: str | None
     lean: Path | None  # the edges' program in C; None: in Python
+    sealing: Path | None  # the one that proves its messages; None: there is none
     directory: Path
     rest: Sequence[int]  # processors of broker and edges
     numbers: Iterator[int] = field(default_factory=itertools.count)  # no two turns share a run's name
@@ -184,14 +188,17 @@ class Arena:
         broker = f"127.0.0.1:{self.broker.address.port if cell.tls else self.plain_port}"
         task: Task = {"run": run, "broker": broker, "ca": self.ca if cell.tls else None}
         task |= {"edges": edges, "dimension": dimension, "directory": str(self.directory)}
+        task["sealed"], lean = cell.sealed, self.sealing if cell.sealed else self.lean
+        if cell.sealed and lean is None:
+            raise MapaError("bench: edges that seal need a C compiler and OpenSSL's headers")
         with on_cores(first_core()):
             pid, hello, meanwhile = cloud.begin(task)
         pids = (pid, self.broker.pid)
         for one in pids:
             forget_peak(one)
         words = [self.plain_port, run, edges, dimension, warm, seconds, _PATIENCE, hello, *pids]
-        command: dict[str, Any] = {"args": ends_with_parent([str(self.lean), *map(str, words)]), "text": True}
-        if self.lean is None:
+        command: dict[str, Any] = {"args": ends_with_parent([str(lean), *map(str, words)]), "text": True}
+        if lean is None:
             many = EdgeTask(
                 broker=f"127.0.0.1:{self.plain_port}",
                 run=run,
@@ -254,6 +261,7 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
     with tempfile.TemporaryDirectory() as folder:
         directory, plain, ca = Path(folder), free_port(), None
         lean = compiled("lean_edges.c", directory)
+        sealing = compiled("lean_edges.c", directory, "-DSEALED", "-lcrypto", name="sealing_edges")
         limit, extra = payload_limit(largest), list[str]()
         if tls:
             own = directory / "secrets"
@@ -268,7 +276,7 @@ def arena(largest: int, *, tls: bool = False) -> Iterator[Arena]:
             on_cores(rest),
             private_mosquitto(directory / "broker", max_payload=limit, extra=extra) as broker,
         ):
-            yield Arena(broker, plain if tls else broker.address.port, ca, lean, directory, rest)
+            yield Arena(broker, plain if tls else broker.address.port, ca, lean, sealing, directory, rest)
 
 
 @contextlib.contextmanager
@@ -359,6 +367,40 @@ def scale_cases(plan: Plan) -> Iterator[Case]:
         both = {"ours": turn(ours, 5), "the authors' way": lambda: authors_turn(place, plan.seconds)}
         bars = [Ratio("rate", "ours", "the authors' way", at_least=80)]
         yield Case("K = 5, N = 7,850: pickled tensors, QoS 2, sockets as they come", both, bars)
+
+
+def proof_cases(plan: Plan) -> Iterator[Case]:
+    """Yield what proven messages cost, and TLS beside a bare echo over TLS."""
+    plan = replace(plan, only=["ours"])
+    cell = Cell(5, 7_850)
+    with arena(cell.dimension, tls=True) as place, clouds(place, plan) as taking:
+        turn = functools.partial(place.turn, warm=plan.warm, seconds=plan.seconds)
+        for name, cloud in taking.items():
+            both = {
+                name: functools.partial(turn, cloud, cell),
+                f"{name}, sealed": functools.partial(turn, cloud, replace(cell, sealed=True)),
+            }
+            bar = 0.85 if "log" in name else None
+            asked = [
+                Ratio("rate", f"{name}, sealed", name, at_least=bar),
+                Ratio("cloud", f"{name}, sealed", name),
+            ]
+            yield Case(f"{cell}: proven messages; µs of processor an update", both, asked)
+
+            def over_tls(cloud: Cloud = cloud) -> Figures:
+                plain, secured = (turn(cloud, replace(cell, tls=tls))["cloud"] for tls in (False, True))
+                return {"plain": plain, "TLS": secured, "extra": secured - plain}
+
+            def echoed() -> Figures:
+                size = HEADER_BYTES + 4 * cell.dimension + len("mapa/v1/b0/edge/edge-0/gradient") + 6
+                plain, secured = (
+                    echo_turn(files, size, plan.seconds, first_core(), place.rest)
+                    for files in (None, place.directory / "secrets")
+                )
+                return {"plain": plain, "TLS": secured, "extra": secured - plain}
+
+            bars = [Ratio("extra", name, "bare echo", at_most=1.1)]
+            yield Case(f"{cell}: TLS; µs of processor an update", {name: over_tls, "bare echo": echoed}, bars)
 
 
 def authors_turn(place: Arena, seconds: float) -> Figures:

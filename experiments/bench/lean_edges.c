@@ -2,6 +2,9 @@
  *
  *     lean_edges PORT RUN K N WARM SECONDS PATIENCE HELLO [PID...]
  *
+ * Compiled with -DSEALED they seal their gradients and open the seals of their models, and HELLO is the name of a file
+ * with a line for each edge: its signed hello, its nonce, the key of gradients, and that of models.
+ *
  * They say HELLO (the bytes of a hello as hexadecimal digits), answer every model with the next sequence of a prepared
  * vector, and end WARM + SECONDS after every edge had a model. One line of JSON tells what those last SECONDS brought:
  * answered gradients, and the processor time of the edges and of other processes. Gradients go at QoS 0; what has no
@@ -21,6 +24,12 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef SEALED
+#include <openssl/evp.h>
+enum { SEAL = 32 };
+#else
+enum { SEAL = 0 };
+#endif
 
 enum { HEADER = 40, ROOM = 512, READ_AHEAD = 1 << 18, MOST_PIDS = 8 };
 #define RESEND 5.0 /* seconds, as the scenario's resend_after is by default */
@@ -35,6 +44,12 @@ struct edge {
     uint64_t sequence;           /* of its last gradient; 0: it waits for its first model */
     double tried;                /* when something was last sent */
     char topic[ROOM / 2];        /* of its hello */
+#ifdef SEALED
+    uint8_t hello[2048], nonce[8], keys[2][32], seal[SEAL];
+    size_t hello_bytes, whole_bytes;
+    uint8_t *whole;              /* the packet that comes */
+    uint64_t sealed;             /* counter of its last gradient */
+#endif
 };
 
 static int count, poller, begun;
@@ -77,14 +92,49 @@ static void watch(struct edge *edge, int how, uint32_t events) {
     if (epoll_ctl(poller, how, edge->fd, &event)) fail("epoll_ctl");
 }
 
+#ifdef SEALED
+static EVP_CIPHER_CTX *cipher;
+
+/* The tag of AES-256-GCM over a message in two parts; its nonce is the counter. */
+static void tag_of(const uint8_t key[32], uint64_t counter, const void *a, size_t m, const void *b, size_t n, uint8_t tag[16]) {
+    uint8_t once[12] = {0};
+    int out;
+    for (int k = 0; k < 8; k++) once[4 + k] = counter >> (56 - 8 * k);
+    if (!cipher) cipher = EVP_CIPHER_CTX_new();
+    if (EVP_EncryptInit_ex(cipher, EVP_aes_256_gcm(), 0, key, once) != 1 || EVP_EncryptUpdate(cipher, 0, &out, a, m) != 1 ||
+        EVP_EncryptUpdate(cipher, 0, &out, b, n) != 1 || EVP_EncryptFinal_ex(cipher, tag, &out) != 1 ||
+        EVP_CIPHER_CTX_ctrl(cipher, EVP_CTRL_GCM_GET_TAG, 16, tag) != 1) fail("tag");
+}
+
+static void seal(struct edge *edge) {
+    memcpy(edge->seal, edge->nonce, 8);
+    edge->sealed++;
+    for (int k = 0; k < 8; k++) edge->seal[8 + k] = edge->sealed >> (56 - 8 * k);
+    tag_of(edge->keys[0], edge->sealed, edge->head + edge->head_bytes - HEADER, HEADER, vectors[edge->sequence & 1],
+           vector_bytes, edge->seal + 16);
+}
+
+static uint64_t number_at(const uint8_t *at);
+
+/* Whether a model of the packet that has come is sealed for this edge. */
+static int opens(struct edge *edge, size_t at) {
+    uint8_t tag[16], *seal = edge->whole + edge->whole_bytes - SEAL;
+    tag_of(edge->keys[1], number_at(seal + 8), edge->whole + at, edge->whole_bytes - SEAL - at, "", 0, tag);
+    return edge->whole_bytes > at + SEAL && !memcmp(seal, edge->nonce, 8) && !memcmp(seal + 16, tag, 16);
+}
+#endif
+
 static void push(struct edge *edge) {
-    size_t total = edge->head_bytes + vector_bytes;
+    size_t total = edge->head_bytes + vector_bytes + SEAL;
     while (edge->out < total) {
         size_t head = edge->out < edge->head_bytes ? edge->head_bytes - edge->out : 0;
-        size_t rest = total - edge->out - head;
-        struct iovec parts[2] = {{edge->head + edge->out, head},
-                                 {(char *)vectors[edge->sequence & 1] + vector_bytes - rest, rest}};
-        struct msghdr message = {.msg_iov = parts + !head, .msg_iovlen = 1 + !!head};
+        size_t rest = total - edge->out - head, behind = rest < SEAL ? rest : SEAL, body = rest - behind;
+        struct iovec parts[3] = {{edge->head + edge->out, head},
+                                 {(char *)vectors[edge->sequence & 1] + vector_bytes - body, body}};
+#ifdef SEALED
+        parts[2] = (struct iovec){edge->seal + SEAL - behind, behind};
+#endif
+        struct msghdr message = {.msg_iov = parts + !head, .msg_iovlen = 1 + !!head + !!SEAL};
         ssize_t sent = sendmsg(edge->fd, &message, MSG_NOSIGNAL);
         if (sent < 0 && errno == EAGAIN) {
             if (!edge->waiting) watch(edge, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
@@ -104,7 +154,12 @@ static void send_all(struct edge *edge, const uint8_t *bytes, size_t size) {
 
 static void say_hello(struct edge *edge) {
     static uint8_t packet[sizeof hello + ROOM];
+#ifdef SEALED /* the same hello again: it is signed */
+    memcpy(hello, edge->hello, hello_bytes = edge->hello_bytes);
+    uint8_t *number = 0, *at = packet;
+#else
     uint8_t *number = memmem(hello, hello_bytes, "number", 6), *at = packet;
+#endif
     *at++ = 0x32; /* publish, QoS 1 */
     at = put_length(at, 2 + strlen(edge->topic) + 2 + hello_bytes);
     at = put_text(at, edge->topic);
@@ -126,7 +181,7 @@ static void join(struct edge *edge, int k, const char *run, struct sockaddr_in *
     snprintf(model, sizeof model, "mapa/v1/%s/edge/edge-%d/model", run, k);
     snprintf(edge->topic, sizeof edge->topic, "mapa/v1/%s/edge/edge-%d/gradient", run, k);
     edge->head[0] = 0x30; /* publish, QoS 0 */
-    edge->head_bytes = put_text(put_length(edge->head + 1, 2 + strlen(edge->topic) + HEADER + vector_bytes),
+    edge->head_bytes = put_text(put_length(edge->head + 1, 2 + strlen(edge->topic) + HEADER + vector_bytes + SEAL),
                                 edge->topic) - edge->head;
     snprintf(edge->topic, sizeof edge->topic, "mapa/v1/%s/edge/edge-%d/hello", run, k);
     at = put_text(put_length(at, 6 + 4 + 2 + strlen(name)), "MQTT");
@@ -171,6 +226,9 @@ static void on_model(struct edge *edge, const uint8_t *model) {
     memcpy(gradient + 31, model + 31, 9);
     edge->out = 0;
     edge->tried = now();
+#ifdef SEALED
+    seal(edge);
+#endif
     push(edge);
 }
 
@@ -187,17 +245,29 @@ static void take(struct edge *edge, const uint8_t *bytes, size_t size) {
             else wanted = edge->in_bytes + 1 > 2 ? edge->in_bytes + 1 : 2;
             size_t part = wanted - edge->in_bytes < size ? wanted - edge->in_bytes : size;
             memcpy(edge->in + edge->in_bytes, bytes, part);
+#ifdef SEALED
+            memcpy(edge->whole + edge->in_bytes, bytes, part);
+            edge->whole_bytes = edge->in_bytes + part;
+#endif
             edge->in_bytes += part, bytes += part, size -= part;
             if (!known || edge->in_bytes < wanted) continue;
             edge->left = at + length - wanted;
         }
         size_t part = edge->left < size ? edge->left : size;
+#ifdef SEALED
+        if (edge->whole_bytes + part > vector_bytes + 2 * ROOM) fail("a packet of another size");
+        memcpy(edge->whole + edge->whole_bytes, bytes, part);
+        edge->whole_bytes += part;
+#endif
         edge->left -= part, bytes += part, size -= part;
         if (edge->left) continue;
         if (edge->in[0] >> 4 == 3) {
             size_t at = 1;
             while (edge->in[at++] & 128) {}
             at += 2 + (edge->in[at] << 8 | edge->in[at + 1]);
+#ifdef SEALED
+            if (!opens(edge, at)) fail("a model that was not sealed for this edge");
+#endif
             if (at + HEADER <= edge->in_bytes) on_model(edge, edge->in + at);
         }
         edge->in_bytes = 0;
@@ -209,6 +279,9 @@ static void look(double time) {
     for (struct edge *edge = edges; edge < edges + count; edge++) {
         if (edge->waiting || time < edge->tried + RESEND) continue;
         resent++, edge->tried = time;
+#ifdef SEALED
+        if (edge->sequence) seal(edge);
+#endif
         if (edge->sequence) edge->out = 0, push(edge);
         else say_hello(edge);
     }
@@ -224,10 +297,28 @@ int main(int argc, char **argv) {
     count = atoi(argv[3]), vector_bytes = 4 * atol(argv[4]);
     for (int k = 9; k < argc; k++)
         if ((errno = clock_getcpuclockid(atoi(argv[k]), clocks + k - 8))) fail("no such process");
+    edges = calloc(count, sizeof *edges);
+#ifdef SEALED
+    FILE *file = fopen(argv[8], "r");
+    static char text[5000];
+    for (int k = 0; k < count; k++) {
+        struct edge *edge = edges + k;
+        uint8_t *parts[4] = {edge->hello, edge->nonce, edge->keys[0], edge->keys[1]};
+        edge->whole = malloc(vector_bytes + 2 * ROOM);
+        for (int part = 0; part < 4; part++) {
+            if (!file || fscanf(file, "%4999s", text) != 1) fail("file of hellos");
+            size_t bytes = strlen(text) / 2, most[4] = {sizeof edge->hello, 8, 32, 32};
+            if (bytes > most[part]) fail("file of hellos");
+            for (size_t n = 0; n < bytes; n++) sscanf(text + 2 * n, "%2hhx", parts[part] + n);
+            if (!part) edge->hello_bytes = bytes;
+        }
+    }
+    fclose(file);
+#else
     for (const char *digits = argv[8]; digits[0] && digits[1] && hello_bytes < sizeof hello; digits += 2)
         sscanf(digits, "%2hhx", hello + hello_bytes++);
+#endif
     getrlimit(RLIMIT_NOFILE, &files), files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
-    edges = calloc(count, sizeof *edges);
     for (int sign = 0; sign < 2; sign++) {
         vectors[sign] = malloc(vector_bytes);
         for (size_t n = 0; n < vector_bytes / 4; n++) vectors[sign][n] = sign ? 1e-3f : -1e-3f;

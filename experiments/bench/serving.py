@@ -1,12 +1,14 @@
 """Our cloud as a program of a bench: run after run, each until a line on stdin; of the tree that PYTHONPATH names.
 
 A line of JSON asks for a run; its cloud says that it is ready, with the bytes of a hello, and ends at the next line.
+Where messages are to be proven it says the name of a file instead, with what each edge needs to seal and open.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +26,10 @@ from common.scenario.scenario import Scenario, parse_scenario
 from common.telemetry.server import metrics_listener
 from common.transport.connection import Credentials, TlsFiles, parse_address
 from common.transport.loop import READ, SelectorLoop
+from common.transport.mqtt import MqttChannel
 from common.wire import codec
-from mapa.cloud_run import Setting, open_cloud
+from common.wire.topics import EdgeTopic, edge_topic
+from mapa.cloud_run import CloudRun, Setting, open_cloud
 from mapa.run_view import view_for
 
 _STDIN = 0
@@ -63,7 +67,10 @@ def serve(task: dict[str, Any], directory: Path, metrics: socket.socket | None =
             Setting(scenario, dataset, model, [np.arange(12)] * task["edges"]),
             run=RunId(task["run"]),
             broker=parse_address(task["broker"]),
-            credentials=Credentials(tls=TlsFiles(ca=Path(task["ca"])) if task["ca"] else None),
+            credentials=Credentials(
+                tls=TlsFiles(ca=Path(task["ca"])) if task["ca"] else None,
+                identity=identities(directory) if task.get("sealed") else None,
+            ),
             directory=records,
             view=view_for(scenario, Console(quiet=True), quiet=True),
             edges_at_least=task["edges"],
@@ -77,6 +84,8 @@ def serve(task: dict[str, Any], directory: Path, metrics: socket.socket | None =
         incarnation = cloud.service.server.incarnation
         hello = Hello(edge_id=EdgeId("any"), nonce=codec.new_nonce(), incarnation=incarnation)
         said: dict[str, Any] = {"hello": codec.encode(hello).hex()}
+        if task.get("sealed"):
+            said["hello"] = str(sealed_hellos(cloud, directory, RunId(task["run"]), task["edges"]))
         if metrics is not None:
             said["metrics"] = metrics.getsockname()[1]
         print(json.dumps(said), flush=True)
@@ -95,6 +104,41 @@ def serve(task: dict[str, Any], directory: Path, metrics: socket.socket | None =
             "dropped": dict(service.dropped),
             "refused": {why: n for why, n in service.tally.refused.items() if why != "after-halt"},
         }
+
+
+def identities(directory: Path) -> Path:
+    """Make an authority, and return the folder of the cloud's identity."""
+    from mapa.authority import CLOUD, Authority, Role
+
+    place = directory / "cloud"
+    Authority.create(directory / "authority", ["localhost"]).issue(CLOUD, Role.CLOUD).write(place)
+    return place
+
+
+def sealed_hellos(cloud: CloudRun, directory: Path, run: RunId, edges: int) -> Path:
+    """Write a line for each edge: its signed hello, its nonce, and the keys of the session that the hello begins."""
+    from common.secure.boxes import RunKey
+    from common.wire.guards import CloudGuard
+    from common.wire.sessions import GRADIENTS, MODELS, Side, session_keys
+    from common.wire.signatures import Signer
+    from mapa.authority import Authority, Role
+
+    assert isinstance(cloud.channel, MqttChannel)
+    guard, life = cloud.channel.options.guard, cloud.service.server.incarnation
+    assert isinstance(guard, CloudGuard)
+    authority, lines = Authority(directory / "authority"), []
+    for number in range(edges):
+        edge_id, nonce = EdgeId(f"edge-{number}"), codec.new_nonce()
+        identity = authority.issue(edge_id, Role.EDGE)
+        signer = Signer(identity.key, identity.certificate, nonce, RunKey(secrets.token_bytes(32)))
+        side = Side(signer.nonce, signer.run_key.public, signer.certificate)
+        keys = session_keys(signer.run_key, run, life, edge_id, side, guard.side)
+        hello = codec.encode(Hello(edge_id=edge_id, nonce=nonce, incarnation=life))
+        signed = signer.sign(edge_topic(run, edge_id, EdgeTopic.HELLO), hello)
+        lines.append(" ".join(part.hex() for part in (signed, signer.nonce, keys[GRADIENTS], keys[MODELS])))
+    path = directory / "hellos"
+    path.write_text("\n".join(lines), encoding="ascii")
+    return path
 
 
 if __name__ == "__main__":

@@ -122,7 +122,8 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
     data = _AUDITED if _AUDITED in size.data else size.data[0]
     place: dict[str, Any] = {"data": data, "edges": _EDGES, "epsilon": MAIN, "links": size.links[0]}
     used = [method for method in methods() if method in size.every]
-    cells = [TableCell(method=method, seed=_SEED, size=size_name, **place) for method in used]
+    every = [TableCell(method=method, seed=_SEED, size=size_name, **place) for method in used]
+    cells = [cell for cell in every if methods()[cell.method].has(cell)]
     rate, length = units(cells[0], data_dir)  # of the recipe, which all of them share
     by_kind: dict[str, list[tuple[TableCell, Choice, ReleaseKind]]] = {}
     for cell in cells:

@@ -33,6 +33,13 @@ class Method:
     set: Mapping[str, Change] = field(default_factory=dict)
     grid: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # tried on held-out records
     links: Sequence[str] = ("lan",)  # on which it is chosen; any other kind takes the first one's
+    only: Mapping[str, Sequence[Any]] = field(
+        default_factory=dict
+    )  # values of a cell's fields; others it has none of
+
+    def has(self, cell: TableCell) -> bool:
+        """Return whether it is run there."""
+        return all(getattr(cell, key) in values for key, values in self.only.items())
 
     def candidates(self) -> list[Choice]:
         """Return every combination of the grid, the empty one where there is nothing to choose."""
@@ -126,7 +133,9 @@ def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] =
         for method in (size.every if eps == MAIN else size.few)
         for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
     ]
-    return matching(cells, only, lambda cell: cell.name)
+    return matching(
+        [cell for cell in cells if methods()[cell.method].has(cell)], only, lambda cell: cell.name
+    )
 
 
 @cache

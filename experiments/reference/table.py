@@ -45,7 +45,8 @@ class Row:
     method: str
     seed: int
     accuracy: float  # of the last iterate
-    stated_epsilon: float  # of the edge with most
+    stated_epsilon: float  # of the edge with most; against who sees sums, where releases are summed
+    own_epsilon: float  # of the same, against all other edges together
     delta: float
     updates: int
     releases: int  # by all edges
@@ -78,10 +79,12 @@ def run_cell(cell: TableCell, choice: Choice, data_dir: Path) -> list[Row]:
     made = enumerate(outcome.releases)
     edges = [(k, f"edge-{k}", resolved.law(k), len(world.rows[k]), count) for k, count in made]
     changes = [part for word in words for part in ("--set", word)]
+    stated = privacy_of(resolved, edges)
     row = Row(
         **{key: getattr(cell, key) for key in ("data", "edges", "epsilon", "links", "method", "seed")},
         accuracy=float(outcome.tally.evaluations[-1]["accuracy"]),
-        stated_epsilon=float(privacy_of(resolved, edges)["epsilon"]),
+        stated_epsilon=float(stated.get("in_sums", stated)["epsilon"]),
+        own_epsilon=float(stated["epsilon"]),
         delta=resolved.privacy.total_delta,
         updates=outcome.tally.updates,
         releases=releases,
@@ -107,7 +110,13 @@ def markdown(rows: Sequence[Row]) -> str:
         by_place.setdefault((row.data, row.edges, row.links), []).append(row)
     for (data, edges, links), some in by_place.items():
         epsilons = sorted({row.epsilon for row in some})
-        heads = ["method", *(f"ε = {epsilon:g}" for epsilon in epsilons), "stated ε", "updates", "MB"]
+        heads = [
+            "method",
+            *(f"ε = {epsilon:g}" for epsilon in epsilons),
+            "stated ε",
+            "updates",
+            "MB",
+        ]
         lines = []
         for method, by in dict.fromkeys((row.method, row.by) for row in some):
             own = [row for row in some if (row.method, row.by) == (method, by)]

@@ -21,6 +21,7 @@ from experiments.reference.table import TITLES, Row, costs, read_rows
 
 EVEN, UNEVEN = "lan", "heterogeneous"
 Verdicts = Sequence[Mapping[str, Any]]
+_SUMS = "secure-sum"  # methods whose names begin so have a table of their own
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -92,6 +93,28 @@ def behind(rows: Sequence[Row], method: str, best: str = "tuned") -> str:
     return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(gaps)} cells, {most:.2f} at most."
 
 
+def in_sums(rows: Sequence[Row]) -> str:
+    """Return what sums of m edges' releases reach, beside none, and ε where all others side with the cloud."""
+    named = [name for name in _named(rows) if name.startswith(_SUMS)]
+    heads = [
+        "ε in sums",
+        "",
+        "`tuning-free`",
+        *(f"`{name}`" for name in named),
+        *(f"own ε, {name}" for name in named),
+    ]
+    some = [row for row in rows if row.links == EVEN and row.method in ("tuning-free", *named)]
+    lines = []
+    for data, edges in _places([row for row in some if row.method in named]):
+        for epsilon in sorted({row.epsilon for row in some if row.method in named}):
+            own = [row for row in _of(some, data, edges) if row.epsilon == epsilon]
+            by = {name: [row for row in own if row.method == name] for name in ("tuning-free", *named)}
+            cells = [percent([row.accuracy for row in by[name]]) for name in ("tuning-free", *named)]
+            alone = [f"{max(row.own_epsilon for row in by[name]):.1f}" if by[name] else "–" for name in named]
+            lines.append([f"{epsilon:g}", f"{TITLES[data]}, K = {edges}", *cells, *alone])
+    return markdown_table(heads, lines)
+
+
 def in_short(rows: Sequence[Row]) -> str:
     """Return the main budget at K = 5 and even links: methods by data sets."""
     main = [row for row in rows if (row.epsilon, row.edges, row.links) == (MAIN, 5, EVEN)]
@@ -118,7 +141,8 @@ def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
 
 
 def renewed(page: str, docs: Path) -> str:
-    claims, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
+    claims, every = verdicts(docs), read_rows(docs / "results" / "reference.csv")
+    rows = [row for row in every if not row.method.startswith(_SUMS)]
     makers: dict[str, Callable[[], str]] = {
         "verdict-table": lambda: verdict_table(claims),
         "case-lists": lambda: "\n\n".join(map(cases_of, claims)),
@@ -126,6 +150,7 @@ def renewed(page: str, docs: Path) -> str:
         "reference-uneven": lambda: every_method(rows, UNEVEN),
         "reference-budgets": lambda: every_budget(rows, EVEN),
         "reference-behind": lambda: behind(rows, "tuning-free"),
+        "reference-sums": lambda: in_sums(every),
         "reference-short": lambda: in_short(rows),
         "reference-audited": lambda: audited_table(read_audited(docs / "results" / "audited.csv")),
     }

@@ -12,10 +12,18 @@ import typer
 from rich.table import Table
 
 from common.errors import ConfigurationError, require
-from common.wire.topics import is_name
+from common.transport.connection import parse_address
+from common.wire.topics import edge_id, is_name, run_id
 from mapa import output
 from mapa.authority import CLOUD, Authority, Role, members, write_private
-from mapa.broker_files import issue_server, write_broker, write_passwords, write_revocations
+from mapa.broker_files import (
+    EDGES_PORT,
+    issue_server,
+    write_bridge,
+    write_broker,
+    write_passwords,
+    write_revocations,
+)
 from mapa.commands.options import AsJson
 from mapa.enrolment import DEFAULT_PORT, EnrolmentServer, Token
 
@@ -47,10 +55,19 @@ def init(
             "--passwords", help="edges and cloud have passwords, the simpler way, and no certificates"
         ),
     ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="the only run that edges may write to; absent: any, and then an edge can have the broker keep messages"
+            " without bound, unless docker/cloud.yml starts it",
+        ),
+    ] = None,
 ) -> None:
     """Make the authorities, and the folder that the broker reads."""
+    only = None if run is None else run_id(run)
     authority = Authority.create(folder / "authority", hosts)
-    write_broker(folder / "broker", authority, by_password=passwords)
+    write_broker(folder / "broker", authority, by_password=passwords, run=only)
     print(f"{folder / 'broker'}: for the broker, which is started there: mosquitto -c mosquitto.conf")
     print(f"{folder / 'authority'}: signs; keep it, and keep it from other hosts")
     if passwords:
@@ -76,6 +93,23 @@ def helper(names: Names, folder: Folder = SECRETS) -> None:
     """Make the identities of helpers."""
     for name in names:
         _issue(folder, folder / "helpers" / name, name, Role.HELPER)
+
+
+@app.command("bridge")
+def bridge(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="name of a site with a broker of its own")],
+    groups: Groups,
+    host: Annotated[str, typer.Option(help="name or address by which the site's edges reach its broker")],
+    to: Annotated[str, typer.Option(help="where the site reaches the cloud's broker, HOST[:PORT]")],
+    folder: Folder = SECRETS,
+) -> None:
+    """Write the folder of a site's broker, which passes on what its edges and the cloud say, and nothing else."""
+    edges = [edge for group, count in counts(groups).items() for edge in members(group, count)]
+    address = parse_address(to if ":" in to else f"{to}:{EDGES_PORT}")
+    authority = Authority(folder / "authority")
+    place = write_bridge(folder / "broker", authority, edge_id(site), edges, host, address)
+    print(f"{place}: for the site's broker, which is started there: mosquitto -c mosquitto.conf")
+    print(f"{folder / 'broker' / 'acl'}: has changed; the cloud's broker reads it when it starts again")
 
 
 @app.command("enrol")

@@ -61,6 +61,9 @@ def cloud_command(
     started_by: Annotated[
         str | None, typer.Option(hidden=True, help="who starts it: kept in the manifest, for a container")
     ] = None,
+    suspend: Annotated[
+        bool, typer.Option("--suspend", help="SIGTERM ends the cloud, not its run: --resume goes on with it")
+    ] = False,
     edges_at_least: Annotated[
         int | None,
         typer.Option(
@@ -95,7 +98,7 @@ def cloud_command(
                 f"--resume {resume}: a run goes on as it began; leave out SCENARIO and what changes it"
             )
         resumed = _resumable(find_run(resume, runs_dir), connection)
-        reached = _reached(connection, metrics)
+        reached = {**_reached(connection, metrics), "suspends": suspend}
         _serve(
             resumed.setting(data_dir, test_data),
             open_records(resumed.path, resumed=True),
@@ -107,7 +110,8 @@ def cloud_command(
     if scenario is None:
         raise ConfigurationError("SCENARIO: missing; or --resume RUN")
     name, resolved = changed.load(scenario)
-    run, reached, address = connection.run_id, _reached(connection, metrics), connection.address
+    run, address = connection.run_id, connection.address
+    reached = {**_reached(connection, metrics), "suspends": suspend}
     local = resolved.data.set == LOCAL
     own = OwnFiles(test=test_data) if local or test_data is not None else None
     if edges_at_least is None and (local or gather is not None):

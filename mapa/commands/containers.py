@@ -120,9 +120,29 @@ def container_run(
     """Return a run in containers of a scenario that was changed by these settings, with variables of .env.example."""
     from mapa.container_run import ContainerRun, Images
 
+    message, folder = message_limit(scenario, options.data_dir_or_default(data_dir)), for_a_container(name)[1]
+    environment = variables_of(name, scenario, settings, message, gather=gather, variables=variables)
+    memory = memory_for(message, scenario.workers, edge_data_bytes(scenario))
+    return ContainerRun(
+        *(stack, environment, runs, Images(edge=edge_image or image_for(scenario))),
+        data_dir=data_dir,
+        scenarios=folder,
+        memory=memory,
+    )
+
+
+def variables_of(
+    name: str,
+    scenario: Scenario,
+    settings: Sequence[str],
+    message: int,
+    *,
+    gather: float,
+    variables: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables of .env.example that describe a run to the containers of its cloud and edges."""
     short, folder = for_a_container(name)
-    message = message_limit(scenario, options.data_dir_or_default(data_dir))
-    environment = {
+    return {
         "SCENARIO": short,
         "SET": ";".join(settings),
         "EDGES": str(scenario.edges),
@@ -132,13 +152,6 @@ def container_run(
         **own_code(scenario, folder),
         **variables,
     }
-    memory = memory_for(message, scenario.workers, edge_data_bytes(scenario))
-    return ContainerRun(
-        *(stack, environment, runs, Images(edge=edge_image or image_for(scenario))),
-        data_dir=data_dir,
-        scenarios=folder,
-        memory=memory,
-    )
 
 
 def image_for(scenario: Scenario) -> str:

@@ -53,6 +53,14 @@ class NoiseAndBudget:
         ),
     ] = None
     total_delta: Annotated[float, typer.Option(help="δ of --total-epsilon")] = 1e-5
+    least_in_sums: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="z of a secure sum at least, with the edges on the cloud's side that the run reckons with; the floors"
+            " above are for a release on its own",
+        ),
+    ] = None
     replace_budget: Annotated[
         bool, typer.Option("--replace-budget", help="replaces earlier budgets for this data")
     ] = False
@@ -220,6 +228,7 @@ def edge_command(
         parameters=privacy.parameters(),
         budget=privacy.budget(),
         replace_budget=privacy.replace_budget,
+        least_in_sums=privacy.least_in_sums,
         link=None if edges.link is None else link_profile({"name": edges.link}),
         coding=edges.coding,
         allowed=frozenset(permissions.allow or ()),

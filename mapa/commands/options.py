@@ -344,12 +344,12 @@ def _first_line(path: Path, option: str) -> str:
 # -- added to commands --------------------------------------------------------------------------------------
 
 # Commands that show how far they are, beside their result: they have --quiet and --verbose.
-REPORTING = ("simulate", "run", "cloud", "edge", "containers", "reproduce", "audit", "data get")
+REPORTING = ("simulate", "run", "cloud", "edge", "containers", "kubernetes", "reproduce", "audit", "data get")
 # Commands that run a scenario with the code that it names, which is what they are called for, or take a dotted path as
 # an argument; an edge asks its policy. All others read files of unknown origin, and import only what --allow names.
 RUNNING = (
-    *("simulate", "run", "cloud", "edge", "containers", "chaos", "pace", "attack", "audit", "reproduce"),
-    "algorithms",
+    *("simulate", "run", "cloud", "edge", "containers", "kubernetes", "chaos", "pace", "attack", "audit"),
+    *("reproduce", "algorithms"),
 )
 RECORDED = {"cloud": "resume", "audit": "run"}  # the option that takes a run on record: files, again
 ALLOWING = ("compare", "ledger show", "scenario show", "data show")  # others have --allow themselves

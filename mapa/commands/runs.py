@@ -37,7 +37,12 @@ _LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run sta
 
 @app.command("list")
 def list_runs(
-    runs: options.RunsDir = Path("runs"),
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--runs-dir", help="folder of records, of one cloud or engine; repeatable; default: runs"
+        ),
+    ] = None,
     state: Annotated[
         list[str] | None,
         typer.Option(help="only runs in this state: running, killed, finished, interrupted …; repeatable"),
@@ -50,17 +55,21 @@ def list_runs(
     limit: Annotated[int | None, typer.Option(min=1, help="maximum number of runs")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the runs of a folder, the newest first."""
+    """List the runs of a folder, or of several, the newest first."""
+    folders = list(dict.fromkeys(runs or [Path("runs")]))
     if sort not in SORT_KEYS:
         raise ConfigurationError(
             f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}{nearest(sort, SORT_KEYS)}"
         )
-    if not runs.is_dir():
-        raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigurationError(f"--runs-dir {str(folder)!r}: no such folder; a first run makes it")
     wanted = {"scenario": scenario, "algorithm": algorithm, "engine": engine}
     lines = [
         line
-        for line in map(line_of_run, run_paths(runs))
+        for folder in folders
+        for path in run_paths(folder)
+        for line in [{**line_of_run(path), "folder": str(folder)}]
         if (not state or line["state"] in state)
         and all(value is None or line[key] == value for key, value in wanted.items())
     ]
@@ -69,7 +78,7 @@ def list_runs(
     if as_json:
         print(json.dumps(lines, indent=2))
     else:
-        _print_table(lines)
+        _print_table(lines, several=len(folders) > 1)
 
 
 @app.command("show")
@@ -187,7 +196,7 @@ def next_steps(path: Path, line: dict[str, Any], runs: Path) -> dict[str, str]:
     return steps
 
 
-def _print_table(lines: list[dict[str, Any]]) -> None:
+def _print_table(lines: list[dict[str, Any]], *, several: bool) -> None:
     names = {line["metric"] for line in lines if line["value"] is not None}
     fixed = ("run", "state", "K", "algorithm", "updates", "ε", "scenario", "engine", "size", "started")
     one_name = len(names) == 1 and names.isdisjoint(fixed)
@@ -195,7 +204,7 @@ def _print_table(lines: list[dict[str, Any]]) -> None:
     columns |= dict.fromkeys(("K", "updates", "size"), "right")
     rows = [
         (
-            line["run"],
+            str(Path(line["folder"], line["run"])) if several else line["run"],
             line["state"],
             "–" if line["edges"] is None else f"{line['edges']:g}",
             line["algorithm"] or "–",

@@ -27,6 +27,9 @@ _BOUNDS = sorted({round(2 ** (step / 8)) for step in range(240)})
 _AHEAD = 5  # of them: the nearest and the last are computed, so that a fast edge has one at any time
 _CURVES = 50  # edges whose ε is drawn over time
 _LINES, _WORDS = 300, 5000  # of a statement; characters of a line
+_IN_SUMS = (
+    "Each ε here is of sums, against who sees what the cloud sees, with those on its side that the run names."
+)
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
 _STATED = (
     *("edge", "edge_id", "releases", "shard_size", "release", "sampler"),
@@ -101,6 +104,9 @@ class EdgeKinds:
             *of, kind = self._seen.get(k, (None, None, None))
             if of[0] is not page.manifest or of[1] is not lane.joined:
                 kind = release_kind(page.scenario, shard_size(page.manifest, k), lane.joined)
+                kind = (
+                    None if kind is None else kind.in_sums
+                )  # the budget is of sums, where releases are summed
                 self._seen[k] = (page.manifest, lane.joined, kind)
             if kind is None or lane.mixed:  # its count alone does not say what its releases cost
                 continue
@@ -159,7 +165,10 @@ class Spending:
         bounds it, too, unless those on record are found beyond: they are shown as they are. Of an edge with local data
         the ledger alone has the figure.
         """
-        value, budget = number(stated.get("epsilon")), self._page.budget
+        value, budget = (
+            number(table(stated, "in_sums").get("epsilon", stated.get("epsilon"))),
+            self._page.budget,
+        )
         if value is not None:
             if budget is None or stated.get("shard_size_at_least") is not True:
                 return _Figure(value)
@@ -204,7 +213,11 @@ class Spending:
     def section(self) -> dict[str, Any]:
         """Return the statement, and each edge's ε over its releases."""
         page, stated, edges = self._page, self._privacy, self._page.counted.tally.edges
-        listed, of_edge = rows(stated, "edges"), by_edge(stated, "edges")
+        listed, of_edge = (
+            [{**row, **table(row, "in_sums")} for row in rows(stated, "edges")],
+            by_edge(stated, "edges"),
+        )
+        summed = [_IN_SUMS] if table(page.scenario, "secure") else []
         curves: list[dict[str, Any]] = []
         hidden = 0
         for k in sorted(page.counted.lanes.keys() & self._figures.keys()):
@@ -215,10 +228,13 @@ class Spending:
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), columns, strict=True))
                 curves.append({"edge": k, "edge_id": edges[k].edge_id, **named})
         return {
-            "words": [line[:_WORDS] for line in statement_of(page.summary)[:_LINES]] or [_AT_END],
+            "words": [
+                *summed,
+                *([line[:_WORDS] for line in statement_of(page.summary)[:_LINES]] or [_AT_END]),
+            ],
             "stated": bool(stated),
             "delta": number(stated.get("delta", self._delta)),
-            "epsilon": number(stated.get("epsilon")),
+            "epsilon": number(table(stated, "in_sums").get("epsilon", stated.get("epsilon"))),
             "adjacency": "zero-out",
             "budget": page.budget,
             "edges": [{key: _cell(row.get(key)) for key in _STATED} for row in listed[:LANES]],

@@ -23,8 +23,10 @@ from common import messages
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Norm
 from common.messages import AWAY, Effect, Event, Hello, Leave, SendModel
 from common.models.features import cores, features_of
+from common.models.gradients import Powers
 from common.models.model import Features, Targets
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite
@@ -34,7 +36,7 @@ from common.records.tally import Tally
 from common.scenario.scenario import Scenario
 from common.wire.codec import decode_gradient, decode_model, encode, encode_gradient, encode_model
 from common.wire.codings.registry import EVERY, PLAIN, compress, expand
-from edge.worker import EdgeWorker, Shard, worker_for
+from edge.worker import EdgeWorker, Shard, known_powers_of, worker_for
 from mapa.budget import Say, release_caps
 from mapa.run_parts import OwnFiles, RunParts, assemble
 from mapa.simulation.delays import arrivals_for
@@ -78,12 +80,16 @@ class World(RunParts):
     def workers(self) -> list[EdgeWorker]:
         """Return the K edges at their beginning; those that noise alike differ in their names and shards alone."""
         alike: dict[NoiseLaw | None, EdgeWorker] = {}
+        powers: dict[Norm | None, Powers | None] = {}  # of the pool that all shards are cut from
         workers = []
         for k, law in enumerate(self.scenario.laws()):
+            norm = None if law is None else law.norm
+            if norm not in powers:
+                powers[norm] = known_powers_of(self.model, law, self.features)
             own: dict[str, Any] = {
                 "edge_id": EdgeId(f"edge-{k}"),
                 "index": k,
-                "shard": Shard(self.features, self.targets, self.rows[k]),
+                "shard": Shard(self.features, self.targets, self.rows[k], powers[norm]),
             }
             if law not in alike:
                 alike[law] = worker_for(self.scenario, self.model, law, streams=self.streams, **own)
@@ -280,7 +286,7 @@ class _Simulation:
                 self.records.fact(effect, self.clock)
             else:
                 self.perform(effect)
-        for edge_id in [one for one in self.held if not self.is_held(one)]:
+        while (edge_id := next((one for one in self.held if not self.is_held(one)), None)) is not None:
             self.held.remove(edge_id)
             self.perform(self.server.send(self.server.edges[edge_id]))
 

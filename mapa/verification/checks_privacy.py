@@ -274,11 +274,17 @@ def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[C
     if wrong := unlike(stated, json.loads(json.dumps(again)), "privacy", TOLERANCE):
         yield failed("ε", SUMMARY, wrong)
     else:
-        figure, total = again.get("epsilon"), scenario.privacy.total_epsilon
-        epsilon = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
-        yield passed("ε", SUMMARY, f"{epsilon}: accounted again, to {TOLERANCE:g}")
+        total, alone = scenario.privacy.total_epsilon, _said(again)
+        epsilon = _said(again.get("in_sums", again))
+        figure = again.get("in_sums", again).get("epsilon")
+        both = f"{epsilon} at δ = {again['delta']:g}"
+        if "in_sums" in again:
+            both = f"in sums {both}; on its own {alone}, where all others side with the cloud"
+        yield passed("ε", SUMMARY, f"{both}: accounted again, to {TOLERANCE:g}")
         if total is not None and (figure is None or figure > total * (1 + TOLERANCE)):
-            above = f"{epsilon} is above it; a budget is kept by each edge's own ledger"
+            above = (
+                f"{epsilon} at δ = {again['delta']:g} is above it; a budget is kept by each edge's own ledger"
+            )
             yield claimed("budget", MANIFEST, f"privacy.total_epsilon = {total:g}: {above}")
     if not run.simulated and replay is None and not all(edge.sure for edge in released):
         told = "whether a last gradient was under way: neither log nor ledger shows it"
@@ -286,6 +292,11 @@ def check_statement(run: CheckedRun, released: Sequence[Released]) -> Iterator[C
     if not own:
         told = "n_k: they follow from the data set, which is not here; `mapa replay` has it"
         yield claimed("shard sizes", MANIFEST, told)
+
+
+def _said(figures: Mapping[str, Any]) -> str:
+    figure = figures.get("epsilon")
+    return "ε = ∞" if figure is None else f"ε = {figure:.6g}"
 
 
 def why_not_private(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:

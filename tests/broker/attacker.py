@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from common import messages
+from common.errors import RemoteProtocolError
 from common.messages import GradientArrived, Hello, Leave
-from common.quantities import EdgeId, NoisyGradient
+from common.quantities import EdgeId, NoisyGradient, RunId
 from common.wire.codec import encode, encode_gradient, new_nonce
+from common.wire.guards import EdgeGuard
 
 CLOSED = (OSError, ssl.SSLError)  # the broker throws it out: so it should
 
@@ -45,6 +47,7 @@ class Account:
     dimension: int
     identity: str | None = None  # folder of its key
     password: str | None = None
+    rate: float = 1e9  # messages a second of a flood, at most
     sent: dict[str, int] = field(default_factory=dict)  # messages or connections, by attack
 
     def context(self) -> ssl.SSLContext:
@@ -95,6 +98,20 @@ class Account:
             edge_id=EdgeId(edge), nonce=nonce or new_nonce(), number=number, incarnation=self.incarnation
         )
         return encode(said)
+
+    def guard(self, nonce: str) -> EdgeGuard | None:
+        """Return what proves its messages, as a process of its own; None: it has a password alone."""
+        if self.identity is None:
+            return None
+        from common.transport.identity import edge_guard
+
+        return edge_guard(Path(self.identity), RunId(self.run), EdgeId(self.own), nonce)
+
+    def proven(self, guard: EdgeGuard | None, leaf: str, payload: bytes, qos: int = 0) -> bytes:
+        """Return a message in its own branch, as proven as it can be."""
+        topic = self.topic(leaf)
+        sealed = payload if guard is None else b"".join(guard.seal(topic, payload) or (payload,))
+        return publication(topic, sealed, qos)
 
     # -- connections ----------------------------------------------------------------------------------
 
@@ -188,6 +205,28 @@ class Client:
                 raise ConnectionResetError("the broker has closed the connection")
             self.read += len(part)
 
+    def messages(self, seconds: float) -> list[tuple[str, bytes]]:
+        """Return what is published to it within so many seconds; QoS 0 alone is asked for."""
+        until, content, found = time.monotonic() + seconds, b"", []
+        self.socket.settimeout(0.05)
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                content += self.socket.recv(1 << 16)
+        self.socket.settimeout(5)
+        at = 0
+        while at < len(content):
+            kind, size, shift, at = content[at], 0, 0, at + 1
+            while True:
+                digit, at = content[at], at + 1
+                size, shift = size | (digit & 127) << shift, shift + 7
+                if digit < 128:
+                    break
+            body, at = content[at : at + size], at + size
+            if kind & 0xF0 == 0x30 and len(body) == size:
+                (length,) = struct.unpack_from("!H", body)
+                found.append((body[2 : 2 + length].decode(), body[2 + length :]))
+        return found
+
     def settle(self) -> None:
         """Wait until the broker has taken all that was sent: it answers a ping behind it."""
         self.send(b"\xc0\x00")
@@ -249,39 +288,68 @@ def flood(
     account: Account, until: float, make: Callable[[int], bytes], batch: int = 20, *, reads: bool = True
 ) -> int:
     """Send what `make` returns as fast as can be."""
-    count = 0
+    count, began = 0, time.monotonic()
     while time.monotonic() < until:
         with contextlib.suppress(*CLOSED), account.client() as client:
             client.subscribe(account.topic("model"), account.topic("welcome"))
             while time.monotonic() < until:
-                client.send(*(make(count + one) for one in range(batch)))
                 count += batch
+                time.sleep(max(0.0, began + count / account.rate - time.monotonic()))
+                client.send(*(make(count - batch + one) for one in range(batch)))
                 if reads:
                     client.drain()
     return count
 
 
 def hellos(account: Account, until: float) -> int:
-    """Say hello, each time as another process."""
+    """Say hello, each time anew, and proven."""
+    nonce = new_nonce()
+    guard = account.guard(nonce)
     return flood(
-        account, until, lambda n: publication(account.topic("hello"), account.hello(account.own, n + 1))
+        account, until, lambda n: account.proven(guard, "hello", account.hello(account.own, n + 1, nonce))
     )
 
 
+def signatures(account: Account, until: float) -> int:
+    """Send what looks signed, and has to be checked to be found out."""
+    guard = account.guard(new_nonce())
+    said = bytearray(account.proven(guard, "leave", b"x" * 8))
+    said[-10] ^= 1  # of the length of the certificate, or of the signature
+    return flood(account, until, lambda _: bytes(said), 100)
+
+
+def gradients(account: Account, until: float, body: bytes) -> int:
+    """Be welcomed, and send this in the place of gradients, proven, as fast as can be."""
+    nonce, count = new_nonce(), 0
+    guard, until = account.guard(nonce), until + 0.5  # it has to be welcomed first
+    while time.monotonic() < until:
+        with contextlib.suppress(*CLOSED), account.client() as client:
+            client.subscribe(account.topic("model"), account.topic("welcome"))
+            hello = account.hello(account.own, 1 + count, nonce)
+            client.send(account.proven(guard, "hello", hello, 1))
+            for topic, payload in client.messages(0.5):
+                if guard is not None and topic.endswith("/welcome"):
+                    with contextlib.suppress(RemoteProtocolError):
+                        guard.open(topic, payload)  # which makes the session
+            began = time.monotonic() - count / account.rate
+            while time.monotonic() < until:
+                count += 20
+                time.sleep(max(0.0, began + count / account.rate - time.monotonic()))
+                client.send(*(account.proven(guard, "gradient", body) for _ in range(20)))
+                client.drain()
+    return count
+
+
 def repeats(account: Account, until: float) -> int:
-    """Be welcomed, then repeat one gradient, which asks for a model each time."""
-    nonce = new_nonce()
+    """Repeat one gradient, which asks for a model each time."""
     vector = NoisyGradient(np.full(account.dimension, 1e18, np.float32))  # no honest one: never applied
     arrived = GradientArrived(EdgeId(account.own), 1, 1, 1.0, vector, account.incarnation)
-    hello = publication(account.topic("hello"), account.hello(account.own, 1, nonce), 1)
-    same = publication(account.topic("gradient"), encode_gradient(arrived))
-    return flood(account, until, lambda n: hello if n == 0 else same)
+    return gradients(account, until, encode_gradient(arrived))
 
 
 def malformed(account: Account, until: float) -> int:
     """Send gradients of the right length that are none."""
-    wrong = publication(account.topic("gradient"), bytes(40 + 4 * account.dimension))
-    return flood(account, until, lambda _: wrong)
+    return gradients(account, until, bytes(40 + 4 * account.dimension))
 
 
 def small(account: Account, until: float) -> int:
@@ -298,12 +366,13 @@ def large(account: Account, until: float) -> int:
 
 def never_read(account: Account, until: float) -> int:
     """Ask for models and read none: they wait in the broker."""
-    return flood(
-        account,
-        until,
-        lambda n: publication(account.topic("hello"), account.hello(account.own, n + 1)),
-        reads=False,
-    )
+    nonce = new_nonce()
+    guard = account.guard(nonce)
+
+    def hello(n: int) -> bytes:
+        return account.proven(guard, "hello", account.hello(account.own, n + 1, nonce))
+
+    return flood(account, until, hello, reads=False)
 
 
 def half_handshakes(account: Account, until: float) -> int:
@@ -367,8 +436,8 @@ ATTACKS: dict[str, Callable[[Account, float], int]] = {
         leave_wills,
         listen_everywhere,
         hellos,
+        signatures,
         repeats,
-        malformed,
         small,
         large,
         never_read,
@@ -377,6 +446,7 @@ ATTACKS: dict[str, Callable[[Account, float], int]] = {
         subscriptions,
         connects,
         idle,
+        malformed,  # last: where messages are proven it is banned for this
     )
 }
 

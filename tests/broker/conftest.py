@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -15,6 +19,7 @@ from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from mapa.brokers import Broker, private_mosquitto
+from tests.broker.host_support import Host, ip
 from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE, require_mosquitto, start_mapa
 
@@ -110,3 +115,33 @@ def connect() -> Iterator[Callable[..., Client]]:
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Any]:
+    """Make hosts; remove them, and what runs on them, afterwards."""
+    for tool in ("ip", "mosquitto"):
+        if shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
+            pytest.skip(f"no {tool} on PATH (Debian: apt install iproute2 mosquitto)")
+    token, made = secrets.token_hex(3), []
+
+    def host(name: str, **hosts: str) -> Host:
+        folder = tmp_path / name
+        folder.mkdir()
+        one = Host(f"mapa-{token}-{name}", folder, hosts)
+        done = subprocess.run(["ip", "netns", "add", one.name], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no network namespace can be made here (root can): {done.stderr.strip()}")
+        made.append(one)
+        ip("-n", one.name, "link", "set", "lo", "up")
+        return one
+
+    try:
+        yield host
+    finally:
+        for one in made:
+            for child in one.children:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGKILL)
+                child.wait()
+            subprocess.run(["ip", "netns", "del", one.name], check=False)

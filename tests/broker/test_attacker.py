@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.transport.connection import Credentials
 from mapa.authority import Role
 from mapa.brokers import find_mosquitto
 from tests.broker.attacker import ATTACKS, Account, order
@@ -56,6 +58,12 @@ def account_of(site: Site, bed: Testbed) -> Account:
     return account
 
 
+def credentials_of_cloud(site: Site) -> Credentials:
+    """Return what the cloud brings; with certificates it takes proven messages alone."""
+    credentials = site.credentials("cloud", Role.CLOUD)
+    return credentials if site.passwords else replace(credentials, identity=site.folder / "cloud")
+
+
 def accounts_folder(site: Site, folder: Path, names: list[str]) -> list[str]:
     """Return the options of the process of these edges."""
     if site.passwords is None:
@@ -74,7 +82,7 @@ def test_a_valid_account_neither_stops_nor_falsifies_the_others_run(
 ) -> None:
     site = site_of(tmp_path / "site", certificates=certificates)
     with site.running():
-        cloud = site.credentials("cloud", Role.CLOUD)
+        cloud = credentials_of_cloud(site)
         values = scenario(edges=3, iterations=ITERATIONS, links=[{"delay_ms": 5.0}])
         with open_testbed(site.clouds, tmp_path / "run", values, credentials=cloud, edges_at_least=2) as bed:
             bed.edge(
@@ -100,7 +108,9 @@ def test_a_valid_account_neither_stops_nor_falsifies_the_others_run(
             assert [child.returncode for child in bed.edges] == [0]
             assert_applied_exactly_once(bed, ITERATIONS)
             assert {event["edge_id"] for event in bed.events("gradient_applied")} == set(HONEST[:2])
-            assert {event["edge_id"] for event in bed.events("edge_gone")} <= {ATTACKER}
+            gone = {event["edge_id"]: event["reason"] for event in bed.events("edge_gone")}
+            assert gone.keys() <= {ATTACKER}
+            assert (gone.get(ATTACKER) == "banned-malformed") is certificates
             service = bed.cloud.service
             assert service.traffic.lost_connections == 0
             assert service.dropped["halt"] + service.dropped["presence"] == 0

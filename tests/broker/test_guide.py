@@ -6,23 +6,17 @@ A host is a network namespace, so that the page's ports and names mean what they
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.broker.host_support import Host, cable
 from tests.local_support import write_csv
 from tests.pages_support import Block, blocks_of
-from tests.program_support import PATIENCE, ROOT, environment, eventually
+from tests.program_support import PATIENCE, ROOT, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 PAGE = ROOT / "docs" / "deploy.md"
@@ -43,88 +37,6 @@ def commands_by_host(block: Block) -> dict[str, list[str]]:
         command, _, remark = line.partition(" # ")
         found.setdefault(remark.strip(), []).append(" ".join(command.split()))
     return found
-
-
-@dataclass
-class Host:
-    """A network namespace with a folder in which commands of the page are typed into a shell."""
-
-    name: str
-    folder: Path
-    hosts: dict[str, str] = field(default_factory=dict)  # names that it knows, beside localhost
-    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def words(self, command: str) -> list[str]:
-        known = self.folder / ".hosts"
-        known.write_text(
-            "".join(f"{at} {name}\n" for name, at in {"localhost": "127.0.0.1", **self.hosts}.items())
-        )
-        inside = f"mount --bind {known} /etc/hosts && exec {command}"  # `ip netns exec` has mounts of its own
-        return ["ip", "netns", "exec", self.name, "sh", "-c", inside]
-
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        """Type a command into a terminal of its own."""
-        log = (self.folder / f"{len(self.children)}.log").open("wb")
-        with log:
-            child = subprocess.Popen(
-                self.words(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log
-            )
-        self.children.append(child)
-        return child
-
-    def log(self, number: int) -> str:
-        return (self.folder / f"{number}.log").read_text()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        kept = {
-            name: value for name, value in environment().items() if not name.startswith(("XDG_", "MAPA_"))
-        }
-        path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/sbin", os.environ["PATH"]))
-        return {**kept, "PATH": path, "HOME": str(self.folder)}
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[Any]:
-    """Make hosts; remove them, and what runs on them, afterwards."""
-    for tool in ("ip", "mosquitto"):
-        if shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
-            pytest.skip(f"no {tool} on PATH (Debian: apt install iproute2 mosquitto)")
-    token, made = secrets.token_hex(3), []
-
-    def host(name: str, **hosts: str) -> Host:
-        folder = tmp_path / name
-        folder.mkdir()
-        one = Host(f"mapa-{token}-{name}", folder, hosts)
-        done = subprocess.run(["ip", "netns", "add", one.name], capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"no network namespace can be made here (root can): {done.stderr.strip()}")
-        made.append(one)
-        ip("-n", one.name, "link", "set", "lo", "up")
-        return one
-
-    try:
-        yield host
-    finally:
-        for one in made:
-            for child in one.children:
-                if child.poll() is None:
-                    child.send_signal(signal.SIGKILL)
-                child.wait()
-            subprocess.run(["ip", "netns", "del", one.name], check=False)
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def cable(one: Host, other: Host, network: str) -> None:
-    """Connect two hosts: the first is network.1, the second network.2."""
-    name = f"to-{network.rpartition('.')[2]}"
-    ip("link", "add", name, "netns", one.name, "type", "veth", "peer", "name", name, "netns", other.name)
-    for number, end in enumerate((one, other), start=1):
-        ip("-n", end.name, "addr", "add", f"{network}.{number}/24", "dev", name)
-        ip("-n", end.name, "link", "set", "dev", name, "up")
 
 
 def write_files(cloud: Path, north: Path, south: Path) -> None:

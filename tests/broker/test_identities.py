@@ -249,6 +249,20 @@ def test_a_helper_writes_and_reads_its_own_branch_alone(site: Site) -> None:
         assert helper.message() == ("mapa/v1/r/helper/h1/ask", b"x")
 
 
+def test_a_packet_beyond_the_limit_ends_its_connection_before_it_is_read(site: Site) -> None:
+    client = context(site.identity("e1"), site)
+    for announced, fits in ((b"\x80\x80\x40", True), (b"\x80\x80\x41", False), (b"\xff\xff\xff\x7f", False)):
+        with Session(site.edges, client) as edge:
+            edge.socket.sendall(b"\x30" + announced + text("x"))
+            if fits:  # 2²⁰ bytes: the broker waits for them
+                edge.socket.settimeout(0.5)
+                with pytest.raises(TimeoutError):
+                    edge.receive()
+            else:
+                with pytest.raises((ConnectionError, ssl.SSLError)):
+                    edge.receive()
+
+
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_edges_behind_a_firewall_have_the_same_identities_over_websocket(
     site: Site, connect: Callable[..., Any], size: int

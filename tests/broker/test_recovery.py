@@ -25,7 +25,7 @@ from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
 from tests.broker.test_run_endings import only_run
 from tests.local_support import local_values, write_csv, write_toml
-from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
+from tests.program_support import PATIENCE, assert_each_once, environment, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -82,6 +82,31 @@ def test_resuming_is_refused_where_it_makes_no_sense(mosquitto: Broker, tmp_path
     ended = mapa("cloud", "--resume", run, *reached)
     assert ended.returncode == 130
     assert "has ended, interrupted: nothing to resume" in ended.stderr
+
+
+def test_a_suspended_cloud_leaves_its_run_to_the_next_one(mosquitto: Broker, tmp_path: Path) -> None:
+    """SIGTERM, by which an engine moves a container, twice; without --suspend it would end the run."""
+    reached = ("--broker", str(mosquitto.address))
+    with lab(mosquitto, tmp_path, "--suspend", "--set", "iterations=800") as (cloud, edges):
+        eventually(lambda: journal_has(tmp_path / "runs", '"t": 100,'), "a hundred updates")
+        cloud.send_signal(signal.SIGTERM)
+        assert cloud.wait(PATIENCE) == 143
+        run = only_run(tmp_path / "runs")
+        assert not (run / "summary.json").exists()
+        second = start_mapa("cloud", "--suspend", "--resume", str(run), *reached)
+        try:
+            eventually(lambda: journal_has(tmp_path / "runs", '"t": 500,'), "five hundred updates")
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(PATIENCE) == 143
+        finally:
+            second.kill()
+            second.wait()
+        last = mapa("cloud", "--resume", str(run), *reached)
+        assert last.returncode == 0, last.stderr
+        _, heard = edges.communicate(timeout=PATIENCE)
+        assert edges.returncode == 0, heard
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert_each_once([event for event in events if event["event"] == "gradient_applied"], 800)
 
 
 def test_a_full_disk_stops_the_run_and_with_room_it_goes_on(mosquitto: Broker, tmp_path: Path) -> None:

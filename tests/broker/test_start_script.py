@@ -83,6 +83,7 @@ def test_every_deployment_has_the_limit_and_the_default_admits_what_is_shipped()
         assert "start.sh" in text, file
     for text in ((FOLDER / "mosquitto.conf").read_text(), CONFIGURATION):
         assert re.findall(r"^message_size_limit .*", text, re.M) == ["message_size_limit 1048576"]
+        assert re.findall(r"^max_packet_size .*", text, re.M) in ([], ["max_packet_size 1052672"])
     for path in (ROOT / "mapa" / "scenarios").glob("*.toml"):
         _, scenario = load_scenario(str(path), [])
         landmarks = scenario.model.options.get("landmarks", 1000) or 3969

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cloud.algorithm import PublicNumbers
@@ -60,6 +60,7 @@ def rate_of(world: World) -> Any:
 
 @given(b=st.integers(1, 10_000), t=st.integers(1, 10**6), z=st.floats(1e-3, 1e3), length=st.floats(1e-3, 1e3))
 def test_the_noise_on_a_score_is_one_and_a_half_deviations(b: int, t: int, z: float, length: float) -> None:
+    assume(b / (z * math.sqrt(t)) < 200)  # else a delay caps it
     made = TuningFree().settled(PublicNumbers(b, t, z, length, "m"))
     begins = made.begin(
         Problem(batch_size=b, smoothness=1, sigma=1, tau_max=1, iterations=t, first_clip=0.1), 1
@@ -158,3 +159,19 @@ def test_it_learns_without_a_rate() -> None:
     scenario = free_scenario(iterations=200, batch_size=100, data={"sampler": "poisson"})
     outcome = simulate(World.on(scenario, blobs))
     assert outcome.tally.evaluations[-1].values[ACCURACY] > 0.9
+
+
+@given(delay=st.integers(0, 1000), m=st.integers(1, 40), length=st.floats(1e-3, 1e3))
+def test_no_rate_moves_a_score_further_than_a_delay_bears(delay: int, m: int, length: float) -> None:
+    numbers = PublicNumbers(512, 2381 // m, 2.8 / m, length, "m", delay)
+    made = TuningFree().settled(numbers)
+    assert made.rate * length * (delay + 1) <= 300 * (1 + 1e-9)
+    words = made.explained(numbers)
+    assert ("300/(ℓ·(τ + 1))" in words) == (made.rate * length * (delay + 1) > 299.999)
+
+
+@pytest.mark.parametrize(("edges", "b", "releases", "z"), [(5, 1024, 300, 1.16), (20, 512, 120, 1.2)])
+def test_the_cap_binds_in_no_recipe_without_sums(edges: int, b: int, releases: int, z: float) -> None:
+    """ε = 8, the least noise of the recipes."""
+    numbers = PublicNumbers(b, edges * (releases - 1) + 1, z, 1.0, "m", edges - 1)
+    assert "1.5·b" in TuningFree().settled(numbers).explained(numbers)

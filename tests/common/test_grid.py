@@ -212,6 +212,11 @@ def test_the_noise_of_m_shares_is_that_of_one_release_of_all() -> None:
     assert share.deviation(2.0, 1.0, 100) * 3 == pytest.approx(one.deviation(2.0, 1.0, 100))
 
 
+def test_no_bound_makes_less_noise_than_the_agreed_one() -> None:
+    agreed = Grid(16, members=4, clip=1.0)
+    assert agreed.deviation(2.0, 1 - 1e-10, 100) == agreed.deviation(2.0, 1.0, 100)
+
+
 @pytest.mark.parametrize(
     ("colluding", "in_sums", "share"), [(0, True, 1.0), (3, True, 0.5), (0, False, 0.5), (3, False, 0.5)]
 )

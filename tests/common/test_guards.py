@@ -12,7 +12,7 @@ from cryptography import x509
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ConfigurationError, ForgedMessageError, RemoteProtocolError
+from common.errors import ConfigurationError, ForgedMessageError, RemoteProtocolError, TooOftenError
 from common.messages import Halt, Leave, Presence, Refuse
 from common.quantities import EdgeId, RunId
 from common.secure.boxes import RunKey
@@ -142,6 +142,25 @@ def test_a_session_of_another_incarnation_is_another(members: Members) -> None:
     )
     assert refused(there, edge.topic(EdgeTopic.GRADIENT), sent := edge.gradient())
     assert not refused(here, edge.topic(EdgeTopic.GRADIENT), sent)
+
+
+def test_a_signature_of_an_edge_that_says_too_much_is_not_even_looked_at(members: Members) -> None:
+    signer, trust, asked = members.signer("cloud", Role.CLOUD), members.trust(), list[str]()
+
+    def may_speak(edge: EdgeId) -> bool:
+        asked.append(edge)
+        return len(asked) < 3
+
+    cloud, edge = CloudGuard(RUN, LIFE, signer, trust, may_speak), members.edge()
+    for sent in (edge.hello(), b"no hello"):  # the second costs a check as well
+        assert refused(cloud, edge.topic(EdgeTopic.HELLO), sent) is (sent == b"no hello")
+    with pytest.raises(TooOftenError):
+        cloud.open(edge.topic(EdgeTopic.HELLO), edge.hello())
+    assert asked == ["e1"] * 3
+    edge.guard.open(
+        edge.topic(EdgeTopic.WELCOME), sealed(cloud, edge.topic(EdgeTopic.WELCOME), edge.welcome())
+    )
+    assert not refused(cloud, edge.topic(EdgeTopic.GRADIENT), edge.gradient())  # no signature: no question
 
 
 def test_what_was_said_comes_back_to_no_one(members: Members) -> None:

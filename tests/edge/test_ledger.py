@@ -354,7 +354,7 @@ def test_a_damaged_ledger_is_an_error_and_never_a_fresh_one(tmp_path: Path, dama
     [
         (1, "version 1 of an earlier release.*stays spent.*A new ledger would forget"),
         (5, "version 5 of an earlier release.*stays spent.*A new ledger would forget"),
-        (7, "version 7, and this program reads version 6; update it"),
+        (8, "version 8, and this program reads version 7; update it"),
     ],
 )
 def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(

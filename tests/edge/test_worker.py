@@ -14,16 +14,18 @@ from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.messages import SendModel
 from common.metrics import LOSS
-from common.models.gradients import RowGradients
+from common.models.gradients import OuterGradients, RowGradients
+from common.models.linear import LogisticRegression, Softmax
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
+from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.worker import EdgeWorker, Shard
+from edge.worker import EdgeWorker, Shard, known_powers_of
 from tests.mechanism_support import (
     EVERY_CLIPPING,
     NORMALISED,
@@ -220,3 +222,56 @@ def test_a_torch_model_s_gradients_are_normalised_too() -> None:
     for row in np.eye(3, dtype=bool):
         one = clip(gradients.nulled(~row), NORMALISED, 0.3, 1)
         assert np.linalg.norm(one.astype(np.float64)) == pytest.approx(0.3, rel=3e-4)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([1, 7, 40, 1100, 2500]),
+    st.sampled_from([LogisticRegression, Softmax]),
+    st.sampled_from([Gaussian(1.5), Laplace(0.5)]),
+    st.integers(-8, 8),
+)
+def test_a_release_has_the_same_bytes_whether_its_rows_were_measured_before_or_not(
+    seed: int, inputs: int, kind: type[LogisticRegression | Softmax], law: NoiseLaw, size: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    model = kind(shape=(inputs,), classes=3)
+    features = model.features((10.0**size * rng.standard_normal((90, inputs))).astype(np.float32))
+    targets = model.targets(rng.integers(0, 3, len(features)))
+    known = known_powers_of(model, law, features)
+    assert known is not None
+    x = rng.standard_normal(model.dimension).astype(np.float32)
+    made = []
+    for powers in (known, None):
+        edge = worker(law=law, batch_size=40, sampler=POISSON, noised=slice(0, model.dimension))
+        edge.model, edge.shard = model, Shard(features, targets, ROWS, powers)
+        made.append([edge.gradient(x, 0.4, n).tobytes() for n in (1, 2)])
+    assert made[0] == made[1]
+
+
+class Scaled(LogisticRegression):
+    """Changes the features of its batch."""
+
+    def scores(self, x: Vector, features: Features) -> Features:
+        features *= 3
+        return super().scores(x, features)
+
+
+class Other(LogisticRegression):
+    def gradients(self, x: Vector, features: Features, targets: Targets, of_features: object = None) -> Any:  # noqa: ARG002
+        return OuterGradients(self.score_gradient(self.scores(x, features), targets), 2 * features)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e-20, 1e15, 3e38])
+def test_a_pool_with_a_row_that_float32_will_not_do_for_is_measured_batch_by_batch(value: float) -> None:
+    model = LogisticRegression(shape=(3,), classes=2)
+    features = np.ones((5, 4), np.float32)
+    assert known_powers_of(model, Gaussian(1.0), features) is not None
+    features[2] = value
+    assert known_powers_of(model, Gaussian(1.0), features) is None
+
+
+def test_what_a_users_own_model_makes_of_features_is_measured_batch_by_batch() -> None:
+    features = np.ones((5, 4), np.float32)
+    for model in (Scaled(shape=(3,), classes=2), Other(shape=(3,), classes=2), Pull()):
+        assert known_powers_of(model, Gaussian(1.0), features) is None

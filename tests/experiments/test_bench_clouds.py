@@ -21,6 +21,7 @@ from experiments.bench.clouds import (
     cloud_cases,
     compiled,
     plan_of,
+    proof_cases,
     ratios_of,
 )
 from experiments.bench.rounds import Ratio, measure
@@ -72,6 +73,37 @@ def test_every_cloud_that_can_run_here_serves_both_kinds_of_edges(
         assert min(figures[name] for name in ("rate", "cloud", "broker", "edges", "first model s")) > 0
     measured = {(ratio.of, ratio.over) for ratio in outcome.case.ratios if outcome.each(ratio)}
     assert {("ours, log", "against, log"), ("ours", "against"), ("ours, log", "ours")} <= measured
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_proven_messages_are_measured_with_edges_that_seal_and_open_and_tls_beside_a_bare_echo() -> None:
+    sealed, secured = (measure(case, 1) for case in proof_cases(replace(PLAN, logs=[None])))
+    assert not sealed.failures
+    assert not secured.failures
+    assert min(figures["rate"] for figures in sealed.rounds[0].values()) > 0
+    assert {"plain", "TLS", "extra"} == set(secured.rounds[0]["bare echo"]) == set(secured.rounds[0]["ours"])
+
+
+@needs_compiler
+def test_an_edge_in_c_notices_a_model_that_is_not_sealed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        arena(CELL.dimension) as place,
+        clouds.clouds(place, replace(PLAN, logs=[None], only=["ours"])) as taking,
+    ):
+        cloud, cell = taking["ours"], replace(CELL, sealed=True)
+        assert place.turn(cloud, cell, 0.05, 0.2)["rate"] > 0
+        begin = type(cloud).begin
+
+        def other_keys(self: clouds.TreeCloud, task: Task) -> tuple[int, str, clouds.Meanwhile]:
+            pid, name, meanwhile = begin(self, task)  # type: ignore[arg-type]
+            lines = [line.split() for line in Path(name).read_text().splitlines()]
+            Path(name).write_text("\n".join(" ".join([*line[:3], "00" * 32]) for line in lines))
+            return pid, name, meanwhile
+
+        monkeypatch.setattr(clouds.TreeCloud, "begin", other_keys)
+        with pytest.raises(MapaError, match="not sealed for this edge"):
+            place.turn(cloud, cell, 0.05, 0.2)
 
 
 def test_tls_lies_between_cloud_and_broker_alone() -> None:

@@ -61,6 +61,7 @@ ROW = Row(
     seed=1,
     accuracy=0.98,
     stated_epsilon=2.99,
+    own_epsilon=2.97,
     delta=1e-5,
     updates=1496,
     releases=1500,
@@ -78,9 +79,12 @@ def test_the_full_table_is_the_one_that_was_asked_for() -> None:
     cells = all_cells("full")
     assert {cell.data for cell in cells} == {"mnist", "fashion", "cifar10"}
     assert {cell.edges for cell in cells} == {5, 20}
+    sums = {"secure-sum-5", "secure-sum-10", "secure-sum-20"}
     main = {cell.method for cell in cells if cell.epsilon == 3}
-    assert main == {"tuned", "tuning-free", "fedasync", "fedbuff", "audp", "mapa", "local-steps"}
-    assert {cell.method for cell in cells if cell.epsilon != 3} == {"tuned", "tuning-free", "mapa"}
+    assert main == {"tuned", "tuning-free", "fedasync", "fedbuff", "audp", "mapa", "local-steps", *sums}
+    assert {cell.method for cell in cells if cell.epsilon in (2, 8)} == {"tuned", "tuning-free", "mapa"}
+    assert {cell.method for cell in cells if cell.epsilon == 1} == {"tuned", "tuning-free", "mapa", *sums}
+    assert {(cell.edges, cell.links) for cell in cells if cell.method in sums} == {(20, "lan")}
     assert {cell.epsilon for cell in cells} == {1, 2, 3, 8}
     assert {cell.links for cell in cells if cell.epsilon == 3} == {"lan", "heterogeneous"}
     assert {cell.links for cell in cells if cell.epsilon != 3} == {"lan"}
@@ -219,6 +223,9 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
         "| MNIST, K = 5 | `tuning-free` | 90.00 | 97.80 ± 1.00 |",
     ]
     assert results_page.in_short(rows).splitlines()[2:] == ["| `tuning-free` | 97.8 |", "| `tuned` | 98.0 |"]
+    summed = replace(ROW, method="secure-sum-20", edges=20, accuracy=0.99, own_epsilon=28.97)
+    shown = results_page.in_sums([*rows, summed, replace(ROW, method="tuning-free", edges=20)])
+    assert shown.splitlines()[2:] == ["| 3 | MNIST, K = 20 | 98.00 | 99.00 | 29.0 |"]
     said = results_page.behind(rows, "tuning-free")
     assert said == "`tuning-free` is 0.20 points behind `tuned` on average over 1 cells, 0.20 at most."
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.hostile.live import with_our_configuration, without_rules
+from tests.hostile.live import ATTACKS
 from tests.hostile.load import every_target, hostile_load, show
 
 
@@ -30,13 +30,13 @@ def main() -> int:
             load = hostile_load(given.seed, given.messages, every_target(Path(folder)))
         show(load)
         good = not load.faults
-    for attack in (with_our_configuration, without_rules) if given.live else ():
+    for attack in ATTACKS if given.live else ():
         print(
-            f"seed {given.seed}: {given.live // 2:,} mutants at a run on Mosquitto, {attack.__name__}",
+            f"seed {given.seed}: {given.live // len(ATTACKS):,} mutants at a run on Mosquitto, {attack.__name__}",
             flush=True,
         )
         with TemporaryDirectory() as folder:
-            outcome = attack(Path(folder), given.seed, given.live // 2)
+            outcome = attack(Path(folder), given.seed, given.live // len(ATTACKS))
         outcome.show()
         good = good and not outcome.faults
     return 0 if good else 1

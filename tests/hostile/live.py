@@ -1,8 +1,9 @@
 """Mutants at runs on a real Mosquitto, on topics of all kinds, while edges train to T.
 
 Once with our configuration, by an edge with a certificate of its own: it may send what it likes in its own branch and
-tries every other. Once by strangers at a broker without any rules, toward cloud and edges alike; what happens to be a
-valid message is left out there, since nothing could tell it from a true one.
+tries every other. Twice by strangers at a broker without any rules, toward cloud and edges alike: where nothing is
+signed what happens to be a valid message is left out, since nothing could tell it from a true one; where messages are
+signed it is not, and what was heard is repeated, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from common.errors import RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome
 from common.quantities import EdgeId, NoisyGradient
 from common.records.checkpoint import pack
-from common.transport.connection import BrokerAddress
+from common.transport.connection import BrokerAddress, Credentials, TlsFiles
 from common.transport.stream import publish_head
 from common.wire import codec
 from common.wire.topics import (
@@ -37,15 +38,18 @@ from common.wire.topics import (
     presence_topic,
     probe_topic,
 )
-from mapa.authority import Role
+from mapa.authority import Authority, Role
 from mapa.brokers import private_mosquitto
+from tests.broker.conftest import Client
 from tests.broker.site_support import Session, Site, context
 from tests.broker.testbed_support import Testbed, open_testbed, scenario
+from tests.guard_support import Members
 from tests.hostile.load import growth, resident
 from tests.hostile.mutation import Form, Mutator
 from tests.program_support import PATIENCE
 
 HOSTILE = "e-hostile"
+_HEARD = 40  # messages that are repeated or moved, until the next are looked up
 _ANEW = 200  # messages after which what is valid is looked up again
 _BLOCKS = 10  # at which memory is looked at
 _TOGETHER = 50  # messages in one write
@@ -203,9 +207,18 @@ def _swallow(connection: socket.socket) -> None:
 
 
 def packets_of(
-    aims: Callable[[], list[Aim]], mutator: Mutator, count: int, outcome: Outcome, *, malformed: bool
+    aims: Callable[[], list[Aim]],
+    mutator: Mutator,
+    count: int,
+    outcome: Outcome,
+    *,
+    malformed: bool,
+    repeated: float,
 ) -> Iterator[bytes]:
-    """Yield so many PUBLISH packets; `malformed`: none that the one who listens there would read."""
+    """Yield so many PUBLISH packets; `malformed`: none that the one who listens there would read.
+
+    `repeated` is the share of those that are sent as they are.
+    """
     luck, made, current = mutator.luck, 0, aims()
     while made < count:
         if made % _ANEW == 0:
@@ -213,7 +226,9 @@ def packets_of(
         if made * _BLOCKS // count == len(outcome.memory):
             outcome.memory.append(resident())
         aim = luck.choice(current)
-        payload = mutator.mutant(luck.choice(aim.messages), aim.form, aim.messages)
+        payload = luck.choice(aim.messages)
+        if luck.random() >= repeated:
+            payload = mutator.mutant(payload, aim.form, aim.messages)
         if malformed and aim.read is not None and _reads(aim.read, payload):
             continue
         head = publish_head(aim.topic, len(payload), luck.random() < 0.1)
@@ -270,16 +285,30 @@ def under_load(
     count: int,
     *,
     malformed: bool,
+    heard: deque[tuple[str, bytes]] | None = None,
 ) -> Outcome:
-    """Send mutants at a run that has begun, and let it end."""
+    """Send mutants at a run that has begun, and let it end; of what was `heard` there, too, and some of it again."""
     outcome, service = Outcome(), bed.cloud.service
     bed.wait(lambda: bed.updates > 0)
     bed.cloud.loop.post(lambda: watch(service, outcome))
     outcome.begun = bed.updates
     attacker = Attacker(connect, outcome, _RATE)
-    aims = lambda: aims_at(service, [*honest, HOSTILE, "nobody"])  # noqa: E731
+
+    def aims() -> list[Aim]:
+        found = aims_at(service, [*honest, HOSTILE, "nobody"])
+        if not heard:
+            return found
+        known = mutator.luck.choices(heard.copy(), k=_HEARD)
+        elsewhere = [mutator.luck.choice(found).topic for _ in known]
+        again = [Aim(topic, Form.OCTETS, [payload]) for topic, payload in known]
+        moved = [
+            Aim(topic, Form.OCTETS, [payload]) for topic, (_, payload) in zip(elsewhere, known, strict=True)
+        ]
+        return [*found, *again, *moved]
+
+    share = 0.0 if heard is None else 0.3
     try:
-        attacker.send(packets_of(aims, mutator, count, outcome, malformed=malformed))
+        attacker.send(packets_of(aims, mutator, count, outcome, malformed=malformed, repeated=share))
     finally:
         attacker.close()
     outcome.ended = bed.updates
@@ -322,8 +351,8 @@ def with_our_configuration(folder: Path, seed: int, count: int) -> Outcome:
         own = context(site.identity(HOSTILE), site)
         cloud = site.credentials("cloud", Role.CLOUD)
         with open_testbed(site.clouds, run, values_for(count), credentials=cloud, edges_at_least=2) as bed:
-            for _ in range(2):
-                bed.edge("--accounts", str(folder / "accounts"), broker=site.edges)
+            for _ in range(2):  # not signed: the broker's rules are what is tried
+                bed.edge("--no-authentic", "--accounts", str(folder / "accounts"), broker=site.edges)
             return under_load(
                 bed,
                 ["e1", "e2"],
@@ -359,3 +388,39 @@ def without_rules(folder: Path, seed: int, count: int) -> Outcome:
             count,
             malformed=True,
         )
+
+
+def where_all_is_signed(folder: Path, seed: int, count: int) -> Outcome:
+    """Attack by a stranger at a broker that lets anybody do anything, who repeats and moves what it hears there."""
+    members = Members(Authority.create(folder / "authority", ["localhost"]))
+    for name, role in (("broker", Role.BROKER), ("cloud", Role.CLOUD)):
+        members.identity(name, role).write(folder / name)
+    for name in ("e1", "e2"):
+        members.identity(name).write(folder / "accounts" / name)
+    files = [f"{kind}file {folder / 'broker' / kind}.pem" for kind in ("cert", "key")]
+    trusted = TlsFiles(ca=members.authority.folder / "services.pem")
+    cloud = Credentials(tls=trusted, identity=folder / "cloud")
+    heard: deque[tuple[str, bytes]] = deque(maxlen=1000)
+    with private_mosquitto(folder / "mosquitto", extra=files) as broker, contextlib.ExitStack() as stack:
+        listener = Client(broker.address, "listener", "mapa/v1/#", credentials=Credentials(tls=trusted))
+        stack.callback(listener.close)
+        listener.seen = heard  # type: ignore[assignment]
+        bed = stack.enter_context(
+            open_testbed(
+                broker.address, folder / "run", values_for(count), credentials=cloud, edges_at_least=2
+            )
+        )
+        for _ in range(2):
+            bed.edge("--accounts", str(folder / "accounts"), "--tls-ca", str(trusted.ca))
+        return under_load(
+            bed,
+            ["e1", "e2"],
+            lambda: Session(broker.address, trusted.context()),
+            Mutator(f"{seed} curious"),
+            count,
+            malformed=False,
+            heard=heard,
+        )
+
+
+ATTACKS = (with_our_configuration, without_rules, where_all_is_signed)

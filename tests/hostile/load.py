@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.hostile.decoding import Target, decoders
 from tests.hostile.mutation import Mutator
-from tests.hostile.services import ChannelBed, CloudBed, EdgeBed, EnrolmentBed, GuardBed
+from tests.hostile.services import ChannelBed, CloudBed, EdgeBed, EnrolmentBed, GuardBed, HelperBed
 
 _BLOCKS = 20  # memory is looked at after each
 _SHOWN = 10  # faults in full
@@ -26,6 +26,7 @@ GROUPS: Mapping[str, Callable[[Path], Iterable[Target]]] = {
     "cloud": lambda _: CloudBed().targets(),
     "cloud, int8": lambda _: CloudBed("int8").targets(),
     "edge": lambda _: EdgeBed().targets(),
+    "helpers": lambda folder: HelperBed(folder).targets(),
     "proofs": lambda folder: GuardBed(folder).targets(),
     "connection": lambda _: ChannelBed().targets(),
     "enrolment": lambda folder: EnrolmentBed(folder).targets(),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,7 +37,15 @@ from common.transport.loop import SelectorLoop
 from common.wire import codec
 from common.wire.codings.registry import compress
 from common.wire.guards import CloudGuard, EdgeGuard
-from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
+from common.wire.topics import (
+    EdgeTopic,
+    HelperTopic,
+    clouds_topic,
+    edge_topic,
+    halt_topic,
+    helper_topic,
+    presence_topic,
+)
 from edge.session import Phase
 from mapa.authority import Authority, new_key, signing_request
 from mapa.enrolment import EnrolmentServer
@@ -47,7 +57,10 @@ from tests.guard_support import Members, Speaker, sealed
 from tests.guard_support import model as a_model
 from tests.hostile.decoding import Target, packets
 from tests.hostile.mutation import Form
+from tests.mapa.test_helper_service import NAMES
+from tests.mapa.test_helper_service import Testbed as HelperTestbed
 from tests.memory_broker import MemoryBroker, MemoryChannel
+from tests.secure_support import RUN as SECURE_RUN
 
 RUN = RunId("hostile")
 HONEST, HOSTILE = EdgeId("honest"), EdgeId("hostile")
@@ -282,6 +295,69 @@ class EdgeBed:
                 form,
                 corpus,
                 lambda payload, deliver=deliver: self.take(deliver, payload),
+            )
+
+
+# -- helpers of secure sums, and the cloud's link to them ---------------------------------------------
+
+
+class HelperBed:
+    """Helpers and a cloud's link to them: what is refused changes neither, and every sum that is opened is right."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.beds, self.messages = folder / "helpers", 0, 0
+        self.fresh()
+
+    def fresh(self) -> None:
+        """Begin a run in which a set was opened, and the next is on its way."""
+        self.beds += 1
+        self.bed = bed = HelperTestbed(self.folder / str(self.beds))
+        bed.broker.settle()
+        for edge in (0, 1, 2, 0, 1):
+            bed.release(edge)
+            bed.broker.settle()
+        self.heard = {leaf: self._heard(leaf) for leaf in HelperTopic}
+
+    def _heard(self, leaf: HelperTopic) -> list[bytes]:
+        topic = helper_topic(SECURE_RUN, NAMES[0], leaf)
+        return [payload for name, payload in self.bed.broker.published if name == topic]
+
+    @property
+    def state(self) -> object:
+        service, link = self.bed.services[0][0], self.bed.link
+        helper, sums = service.helper, link.sums
+        assert helper is not None
+        assert sums is not None
+        kept = [path.read_bytes() for path in (self.bed.folder / NAMES[0]).iterdir()]
+        there = (helper.terms, dict(helper.signed), set(helper._edges), helper.finished, kept)
+        return *there, dict(link.names), sums.here.copy(), len(self.bed.opened)
+
+    def take(self, leaf: HelperTopic, payload: bytes) -> bool:
+        self.messages += 1
+        if self.messages % _FORGET == 0 or self.bed.codes:
+            for service, _ in self.bed.services.values():
+                service.close()
+            shutil.rmtree(self.bed.folder)
+            self.fresh()
+        service, link = self.bed.services[0][0], self.bed.link
+        deliver = {HelperTopic.ASK: service.on_ask, HelperTopic.HELLO: link.on_hello}.get(leaf, link.on_reply)
+        before = self.state
+        try:
+            deliver(helper_topic(SECURE_RUN, NAMES[0], leaf), payload)
+        except RemoteProtocolError:
+            assert self.state == before, "helper or cloud has changed by a message that was refused"
+            return False
+        self.bed.broker.settle()
+        self.bed.check()
+        return True
+
+    def targets(self) -> Iterator[Target]:
+        for leaf in HelperTopic:
+            yield Target(
+                f"helpers: {leaf.value}",
+                Form.MAP,
+                lambda leaf=leaf: self.heard[leaf],
+                partial(self.take, leaf),
             )
 
 

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from common.errors import RemoteProtocolError
+from common.messages import Hello
+from common.quantities import EdgeId
+from common.wire import codec
 from tests.common.test_wire_codec import VALID
 from tests.hostile.decoding import Target, decoder
-from tests.hostile.live import Outcome, with_our_configuration, without_rules
+from tests.hostile.live import Outcome, where_all_is_signed, with_our_configuration, without_rules
 from tests.hostile.load import GROUPS, hostile_load
 from tests.hostile.mutation import Form, Mutator
+from tests.hostile.services import CloudBed
 from tests.program_support import require_mosquitto
 
 
@@ -24,7 +28,23 @@ def test_mutants_are_taken_or_refused_and_what_is_refused_changes_nothing(group:
     assert set(load.sent.values()) == {400}
 
 
-def test_a_target_that_raises_or_keeps_something_is_a_fault() -> None:
+def test_a_cloud_that_keeps_something_of_a_refused_message_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed, honest = CloudBed(), codec.decode_hello
+
+    def careless(edge_id: EdgeId, payload: bytes) -> Hello:
+        bed.service.server.longest += 1.0
+        return honest(edge_id, payload)
+
+    monkeypatch.setattr(codec, "decode_hello", careless)
+    load = hostile_load(
+        1, 60, [target for target in bed.targets() if target.name == "cloud: hello"], blocks=1
+    )
+    assert any("the state has changed" in fault for fault in load.faults)
+
+
+def test_a_target_that_raises_is_a_fault() -> None:
     def fails(payload: bytes) -> None:
         if len(payload) == 3:
             raise IndexError(payload)
@@ -46,11 +66,14 @@ def test_a_seed_has_its_mutants() -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", [with_our_configuration, without_rules])
+@pytest.mark.parametrize(
+    "attack",
+    [with_our_configuration, where_all_is_signed, pytest.param(without_rules, marks=pytest.mark.extended)],
+)
 def test_a_run_under_mutants_on_every_topic_reaches_its_end(
     attack: Callable[[Path, int, int], Outcome], tmp_path: Path
 ) -> None:
     require_mosquitto()
-    outcome = attack(tmp_path, 7, 1500)
+    outcome = attack(tmp_path, 7, 1000)
     assert outcome.faults == []
-    assert outcome.reached["refused"] > 50
+    assert outcome.reached["refused"] + outcome.reached["dropped forged"] > 50

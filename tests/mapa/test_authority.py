@@ -248,6 +248,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("run", ["first", None])
+def test_edges_may_write_to_the_run_that_is_named_alone(tmp_path: Path, run: str | None) -> None:
+    certs.init(["localhost"], tmp_path, run=run)
+    rules = (tmp_path / "broker" / "acl").read_text().splitlines()
+    written = {rule for rule in rules if rule.startswith("pattern write")}
+    leaves = ("hello", "gradient", "leave", "will")
+    assert {f"pattern write mapa/v1/{run or '+'}/edge/%u/{leaf}" for leaf in leaves} <= written
+    assert all(f"/{run or '+'}/" in rule for rule in written)
+
+
+def test_a_name_that_no_run_can_have_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="run"):
+        certs.init(["localhost"], tmp_path / "secrets", run="a/b")
+    assert not (tmp_path / "secrets").exists()
+
+
 def listed(folder: Path) -> list[str]:
     """Return the names whose certificates the broker refuses."""
     serials = {one.serial: one.name for one in Authority(folder / "authority").register().entries}

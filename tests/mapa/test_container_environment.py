@@ -154,6 +154,7 @@ GIVEN = {
     "EDGES": ("7", "edges", 7),
     "EDGES_AT_LEAST": ("3", "edges_at_least", 3),
     "GATHER": ("2.5", "gather", 2.5),
+    "SUSPEND": ("1", "suspend", True),
     "STARTED_BY": ("service-1", "started_by", "service-1"),
     "ITERATIONS": ("60", "iterations", 60),
     "SEED": ("4", "seed", 4),

@@ -193,6 +193,18 @@ def test_runs_are_filtered_sorted_and_limited(mapa: Mapa, runs: Path) -> None:
 # -- names ------------------------------------------------------------------------------------------------
 
 
+def test_runs_of_several_folders_are_one_list(mapa: Mapa, runs: Path) -> None:
+    others = runs.parent / "others"
+    make_run(runs, "a", started="2026-01-03T12:00:00+00:00")
+    make_run(others, "b", started="2026-01-02T12:00:00+00:00")
+    make_run(runs, "c", started="2026-01-01T12:00:00+00:00")
+    words = ("runs", "list", "--runs-dir", str(runs), "--runs-dir", str(others), "--runs-dir", str(runs))
+    found = [(row["folder"], row["run"]) for row in mapa.rows(*words)]
+    assert found == [(str(runs), "a"), (str(others), "b"), (str(runs), "c")]
+    assert str(others / "b") in "".join(mapa(*words).out.split())
+    assert mapa(*words, "--runs-dir", "nowhere").code == 2
+
+
 def test_a_terminal_is_shown_the_columns_that_fit_and_a_pipe_all(runs: Path) -> None:
     make_run(runs, "quickstart-20260101-120000-0123abcd")
     terminal = {"COLUMNS": "80", "FORCE_COLOR": "1", "NO_COLOR": "1"}

@@ -1,0 +1,1 @@
+../../docker/mosquitto/start.sh
