@@ -320,8 +320,10 @@ class EdgeFleet:
             self.loop.stop()
 
     def _violated(self, client: EdgeClient, topic: str, error: RemoteProtocolError) -> None:
-        if isinstance(error, RetainedMessageError | ForgedMessageError):
-            client.dropped["retained" if isinstance(error, RetainedMessageError) else "forged"] += 1
+        if isinstance(error, RetainedMessageError):
+            client.dropped["retained"] += 1
+        elif isinstance(error, ForgedMessageError):
+            client.dropped["forged"] += 1
         self._complaints += 1  # also of what was never read: any client can send any number
         if self._complaints <= _COMPLAINTS:
             self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")

@@ -6,11 +6,13 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,10 @@ _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean 
 _ECHO = 20.0  # seconds for a message as large as a model to come back
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
 _QUEUED = 1 << 26  # bytes that may wait for one client; beyond it messages are dropped
+_NEAR = "listener 0 {}"  # of a unix socket
+_LONGEST_PLACE = 100  # bytes of a unix socket's path
+# Bytes of models under way at once that a unix socket's buffers hold; beyond them it is slower than TCP.
+_LIGHT = 1 << 17
 _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/bin")
 
 
@@ -138,6 +144,31 @@ def mosquitto_configuration(port: int, max_payload: int, extra: Sequence[str] = 
     return "\n".join([*lines, f"listener {port} 127.0.0.1", *extra, ""])
 
 
+@contextlib.contextmanager
+def near_mosquitto(directory: Path, *, max_payload: int) -> Iterator[BrokerAddress]:
+    """Run a private Mosquitto; its address is a unix socket, which takes less time than the loopback interface.
+
+    Only this user comes to the socket. Where there can be none, the loopback interface it is.
+    """
+    with tempfile.TemporaryDirectory(prefix="mapa-") as folder, contextlib.ExitStack() as stack:
+        place = f"{folder}/broker"
+        address = None
+        if (
+            hasattr(socket, "AF_UNIX")
+            and len(os.fsencode(place)) <= _LONGEST_PLACE
+            and not re.search(r"\s", place)
+        ):
+            extra = [_NEAR.format(place)]
+            with contextlib.suppress(
+                BrokerUnavailableError
+            ):  # Mosquitto has them since 2.0, if built with them
+                stack.enter_context(private_mosquitto(directory, max_payload=max_payload, extra=extra))
+                address = BrokerAddress(place)
+        if address is None:
+            address = stack.enter_context(private_mosquitto(directory, max_payload=max_payload)).address
+        yield address
+
+
 def private_mosquitto(
     directory: Path, *, max_payload: int = 1 << 26, extra: Sequence[str] = (), port: int | None = None
 ) -> AbstractContextManager[Broker]:
@@ -188,11 +219,12 @@ def private(text: str) -> bool:
 
 @contextlib.contextmanager
 def resolve_broker(
-    text: str, directory: Path, *, max_payload: int, say: IO[str] | None = None
+    text: str, directory: Path, *, max_payload: int, under_way: int, say: IO[str] | None = None
 ) -> Iterator[BrokerAddress]:
     """Turn `auto`, `mosquitto`, `embedded` or HOST[:PORT] into the address of a running broker.
 
-    `auto` is a private Mosquitto where one is found, else the embedded broker; it says which.
+    `auto` is a private Mosquitto where one is found, else the embedded broker; it says which. `under_way`: bytes of
+    models at once.
     """
     if not private(text):
         yield parse_address(text)
@@ -201,6 +233,10 @@ def resolve_broker(
     if text == "auto" and say is not None:
         why = "a private Mosquitto" if mosquitto else "embedded (slower; no Mosquitto found)"
         say.write(f"broker: {why}\n")
+    if mosquitto and under_way <= _LIGHT:
+        with near_mosquitto(directory, max_payload=max_payload) as address:
+            yield address
+        return
     start = partial(private_mosquitto, max_payload=max_payload) if mosquitto else embedded_broker
     with start(directory) as broker:
         yield broker.address

@@ -127,10 +127,12 @@ def run_in_processes(
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
     scenario, ours = setting.scenario, private(broker)
     run = run_id(new_run_id(name, most=LONGEST - STAMP))  # its name on the broker, too
-    limit = setting.payload_bytes
+    limit, under_way = setting.payload_bytes, scenario.workers * 4 * setting.model.dimension
     with (
         open_records(runs / run) as directory,
-        resolve_broker(broker, directory.path / "broker", max_payload=limit, say=say) as address,
+        resolve_broker(
+            broker, directory.path / "broker", max_payload=limit, under_way=under_way, say=say
+        ) as address,
         view,
         EdgeProcesses() as edges,
     ):

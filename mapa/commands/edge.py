@@ -250,7 +250,7 @@ def edge_command(
     if enrol is not None:
         accounts = _enrolled(enrol, connection, accounts, edges)
     files = [] if accounts is None else [path.is_file() for path in accounts.glob("[!.]*")]
-    credentials = connection.credentials(passwords=any(files), identities=bool(files) and not any(files))
+    credentials = connection.credentials(accounts=any(files), identities=bool(files) and not any(files))
     known = None
     if accounts is not None:
         known = options.accounts_in(accounts, credentials, authentic=connection.authentic is not False)

@@ -23,7 +23,7 @@ def helper_command(
         typer.Option(help="folder of its keys and of what it signed; never delete it, never put a copy back"),
     ] = Path("helper-state"),
 ) -> None:
-    """Open sums of a run's masked releases, and see none of them, until the run has ended."""
+    """Open sums of a run's masked releases, and see none of them."""
     from common.wire.topics import edge_id
     from mapa.helper.program import serve_helper  # cryptography: the help does without
 

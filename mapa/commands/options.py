@@ -226,7 +226,7 @@ class Connection:
 
         return run_id(self.run)
 
-    def credentials(self, *, passwords: bool = False, identities: bool = False) -> Credentials:
+    def credentials(self, *, accounts: bool = False, identities: bool = False) -> Credentials:
         """Return user, password and TLS files, read and checked; or each edge has a password or identity of its own."""
         from common.transport.connection import Credentials, TlsFiles
 
@@ -244,9 +244,9 @@ class Connection:
                 )
             files = TlsFiles.identity(self.identity)
         exposed = files is None and self.address.path is None and not self.address.is_loopback
-        if exposed and (passwords or password is not None) and not self.plain_password:
+        if exposed and (accounts or password is not None) and not self.plain_password:
             raise ConfigurationError(
-                f"{'--accounts' if passwords else '--password-file'}: broker {self.address} is on another host, and"
+                f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"
                 " without TLS all who see the traffic can read the password; give --tls-ca CA (or --tls), or"
                 " --plain-password to send it all the same"
             )

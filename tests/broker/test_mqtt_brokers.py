@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def test_mosquitto_that_is_absent_is_a_configuration_error(
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     with (
         pytest.raises(ConfigurationError, match="apt install mosquitto"),
-        resolve_broker("mosquitto", tmp_path, max_payload=1000),
+        resolve_broker("mosquitto", tmp_path, max_payload=1000, under_way=0),
     ):
         pass
 
@@ -111,7 +112,7 @@ def test_auto_falls_back_to_the_embedded_broker_and_says_so(
 ) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     said = io.StringIO()
-    with resolve_broker("auto", tmp_path, max_payload=1000, say=said) as address:
+    with resolve_broker("auto", tmp_path, max_payload=1000, under_way=0, say=said) as address:
         client = connect(address, "c")
         assert client.channel.connected
         client.close()
@@ -119,18 +120,50 @@ def test_auto_falls_back_to_the_embedded_broker_and_says_so(
 
 
 @pytest.mark.broker
-def test_auto_takes_mosquitto_where_it_is_found(mosquitto: Broker, tmp_path: Path, connect: Connect) -> None:
-    del mosquitto
-    said = io.StringIO()
-    with resolve_broker("auto", tmp_path / "auto", max_payload=1000, say=said) as address:
+@pytest.mark.usefixtures("mosquitto_installed")
+@pytest.mark.parametrize(
+    ("under_way", "folder", "near"),
+    [(0, "mapa", True), (1 << 30, "mapa", False), (0, "a b", False), (0, "long" * 30, False)],
+)
+def test_auto_takes_mosquitto_where_it_is_found_by_a_socket_of_this_user_where_models_are_light(
+    under_way: int,
+    folder: str,
+    near: bool,
+    tmp_path: Path,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as short:
+        place = Path(short) / folder
+        place.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        said = io.StringIO()
+        with resolve_broker("auto", tmp_path, max_payload=1000, under_way=under_way, say=said) as address:
+            assert address.is_unix is near
+            if near:
+                assert Path(address.host).parent.stat().st_mode & 0o077 == 0
+            client = connect(address, "c")
+            assert client.channel.connected
+            client.close()
+        assert "Mosquitto" in said.getvalue()
+        assert list(place.iterdir()) == []
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("mosquitto_installed")
+def test_a_mosquitto_that_has_no_unix_sockets_is_reached_by_the_loopback_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    monkeypatch.setattr(brokers, "_NEAR", "no_such_option {}")
+    with resolve_broker("mosquitto", tmp_path, max_payload=1000, under_way=0) as address:
+        assert not address.is_unix
         client = connect(address, "c")
         assert client.channel.connected
         client.close()
-    assert "Mosquitto" in said.getvalue()
 
 
 def test_a_running_broker_is_taken_by_its_address(tmp_path: Path) -> None:
-    with resolve_broker("vm.example.org:8883", tmp_path, max_payload=1) as address:
+    with resolve_broker("vm.example.org:8883", tmp_path, max_payload=1, under_way=0) as address:
         assert address == BrokerAddress("vm.example.org", 8883)
 
 
