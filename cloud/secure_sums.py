@@ -291,7 +291,7 @@ class SecureSums:
         effects: list[SumEffect] = self._conclude_batch()
         effects += self._conclude_set()
         effects += self._name_set()
-        if self._batch is None:
+        if self._batch is None and self._may_make_a_set():
             unseen = [one for one in self._waiting if one not in self._fit][:_MOST_CHECKED]
             if unseen:
                 releases = tuple(sorted(unseen))
@@ -300,6 +300,11 @@ class SecureSums:
             if one.here and one.agreed:
                 effects += self._due(place, one)
         return effects
+
+    def _may_make_a_set(self) -> bool:
+        """Return whether m edges wait: until then boxes need not be looked at, and then they are all at once."""
+        named = set(self.named)
+        return len({release[0] for release in self._waiting if release not in named}) >= self.terms.at_least
 
     def _due(self, place: int, one: _HelperSeen) -> list[SumEffect]:
         """Return the asks for a helper that were not made yet, behind the part of the roster that they need."""
