@@ -98,7 +98,7 @@ engine:  ## install and start a Docker engine with Compose if none is running (D
 engine-stop:  ## stop the engine that `make engine` started, and no other
 	docker/offline/engine.sh stop
 
-cluster:  ## start a real Kubernetes cluster of one node; the first time builds it (Debian, root; 11 minutes of processor time)
+cluster:  ## start a real Kubernetes cluster of one node; the first time builds it (Debian, root; 7 minutes of processor time)
 	kubernetes/cluster/tools.sh
 	kubernetes/cluster/cluster.sh start
 

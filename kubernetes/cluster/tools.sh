@@ -1,6 +1,6 @@
 #!/bin/sh
 # The programs of a Kubernetes cluster, on a Debian machine without a registry: Debian's packages unpacked, and Debian's
-# source of Kubernetes 1.20 built. About 11 minutes of processor time, once; nothing is installed on the machine.
+# source of Kubernetes 1.20 built. About 7 minutes of processor time, once; nothing is installed on the machine.
 #   tools.sh            make what is missing in the cache (MAPA_CLUSTER_CACHE, default ~/.cache/mapa-cluster)
 #   tools.sh client     kubectl and helm alone, a download of 37 MB: enough to render manifests
 set -eu

@@ -23,7 +23,7 @@ IMAGES = ("mapa-cloud", "mapa-edge", "eclipse-mosquitto:2")
 def cluster() -> Iterator[Path]:
     """Yield the kubectl that reaches a cluster of one node, with our images; the tests end what they began."""
     if not (CACHE / "bin" / "kube-proxy").is_file():
-        pytest.skip("no programs of a cluster: `kubernetes/cluster/tools.sh` makes them, in 11 minutes")
+        pytest.skip("no programs of a cluster: `kubernetes/cluster/tools.sh` makes them, in minutes")
     present = run_program("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
     if missing := {one if ":" in one else f"{one}:latest" for one in IMAGES} - set(present):
         pytest.fail(f"images {sorted(missing)} are missing: run `make images` (or `make images-offline`)")

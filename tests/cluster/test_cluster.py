@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from common.records.reader import Record, read_events
+from mapa.authority import CLOUD
 from mapa.kubernetes_run import EDGE, MANIFESTS, Fleet, KubernetesError, Namespace, followed
-from mapa.processes import CLOUD
 from tests.program_support import assert_each_once, run_mapa
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(1800)]
 _PATIENCE = 900.0  # seconds; reached only where something hangs
-_SLOW = "links=[{delay_ms = 20.0}]; testbed.resend_after=0.5"  # 25 updates a second and edge at most
+_SLOW = "links=[{delay_ms = 100.0}]; testbed.resend_after=2.0"  # 5 updates a second and edge at most
 
 
 def until(condition: Callable[[], bool], what: str, namespace: Namespace) -> None:
@@ -109,15 +109,15 @@ def test_mapa_kubernetes_trains_twenty_edges_to_the_end(tmp_path: Path, record_p
 
 
 def test_a_clouds_pod_is_deleted_twice_and_an_edges_pod_once(namespace: Namespace, tmp_path: Path) -> None:
-    run = Run(namespace, 20, ITERATIONS="4000")
+    run = Run(namespace, 20, ITERATIONS="3000")
     run.until_edges(20)
     before = {event["edge_id"]: event["sequence"] for event in run.applied()}
     namespace("delete", "pod", "edge-3", "--wait=false")
-    for _ in range(2):
-        run.until_updates(len(run.applied()) + 300)
+    for further in (300, 900):
+        run.until_updates(sum(before.values()) + further)
         namespace("delete", "pod", "cloud-0")
     path = run.finish(tmp_path / "runs")
-    applied = judged(path, 4000)
+    applied = judged(path, 3000)
     assert sum(event["event"] == "resumed" for event in read_events(path)) == 2
     last = max(event["sequence"] for event in applied if event["edge_id"] == "edge-3")
     assert last > before["edge-3"]  # on its own ledger: another would have begun at 1
@@ -126,7 +126,7 @@ def test_a_clouds_pod_is_deleted_twice_and_an_edges_pod_once(namespace: Namespac
 def test_a_fleet_is_scaled_and_its_broker_is_restarted_in_mid_run(
     namespace: Namespace, tmp_path: Path
 ) -> None:
-    run = Run(namespace, 20, PODS="5", EDGES_AT_LEAST="5", ITERATIONS="5000")
+    run = Run(namespace, 20, PODS="5", EDGES_AT_LEAST="5", ITERATIONS="6000")
     run.until_edges(5)
     namespace("scale", "statefulset", "edge", "--replicas=20")
     run.until_edges(20)
@@ -138,6 +138,6 @@ def test_a_fleet_is_scaled_and_its_broker_is_restarted_in_mid_run(
     until(lambda: len(namespace(*edges).split()) == 10, "ten edges that left", namespace)
     count = len(run.applied())
     path = run.finish(tmp_path / "runs")
-    applied = judged(path, 5000)
-    assert count < 5000, "the run ended before it was scaled down"
+    applied = judged(path, 6000)
+    assert count < 6000, "the run ended before it was scaled down"
     assert len({event["edge_id"] for event in applied[count + 20 :]}) == 10
