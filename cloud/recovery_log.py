@@ -23,9 +23,10 @@ from common.wire.codec import decode_hello, decode_leave, encode
 from common.wire.codings.registry import EVERY, GRADIENT_MARKS, Marked
 from common.wire.v1 import GRADIENT_MARK, HEADER_BYTES
 
-EVERY_BYTES = 1 << 27  # of log between two checkpoints
+EVERY_BYTES = 1 << 27  # of log between two checkpoints, at least
+_EVERY_VECTORS = 16  # gradients between two checkpoints, where these are more: a checkpoint holds x
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
-_SHARE = 50  # checkpoints take at most 1/50 of the time, unless twice EVERY_BYTES wait
+_SHARE = 50  # checkpoints take at most 1/50 of the time, unless twice as many bytes wait
 USED_UP = ("cap", "future", "no-such-model", "sensitivity", "norm")  # refusals that use up a sequence
 _NO_EDGE = EdgeId("")
 _REASON = 64  # bytes of a halt's reason, at most
@@ -50,6 +51,7 @@ class History:
         self._state: Callable[[], dict[str, Any]] = dict  # what a checkpoint is to hold, at this moment
         self._log: LogWriter | None = None
         self._head = (incarnation, dimension)
+        self._every_bytes = max(EVERY_BYTES, _EVERY_VECTORS * 4 * dimension)
         self._say = say
         self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
         self._stuck = False  # the algorithm's state fits into no checkpoint
@@ -95,8 +97,8 @@ class History:
     def checkpoint_if_due(self) -> None:
         """Write a checkpoint where enough was logged since the last, and begin the next segment behind it."""
         now, log = time.monotonic(), self.log
-        due = log.size >= EVERY_BYTES or now >= self._last + EVERY_SECONDS
-        soon = now < self._not_before and log.size < 2 * EVERY_BYTES
+        due = log.size >= self._every_bytes or now >= self._last + EVERY_SECONDS
+        soon = now < self._not_before and log.size < 2 * self._every_bytes
         if not due or soon or not log.records or self._stuck or self._finished:
             return
         try:

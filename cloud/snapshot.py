@@ -108,6 +108,9 @@ def law_from(plain: Mapping[str, Any] | None) -> NoiseLaw | None:
     return None if plain is None else noise_law(plain["name"], plain["parameters"])
 
 
+_ACCOUNT = tuple(
+    field.name for field in dataclasses.fields(EdgeAccount) if field.name not in ("reach", "sent_models")
+)
 _COUNTS = ("incarnation", "t", "tau_seen", "stage", "moment", "longest")  # of a server, as they are
 
 
@@ -141,9 +144,8 @@ def restore_server(server: CloudServer, state: Mapping[str, Any], made: type[Alg
 
 
 def _account(account: EdgeAccount) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(account)]
     return {
-        **{name: getattr(account, name) for name in names if name not in ("reach", "sent_models")},
+        **{name: getattr(account, name) for name in _ACCOUNT},
         "former": [list(pair) for pair in account.former.items()],
         "law": plain_law(account.law),
         "openings": account.sent_models.plain(),

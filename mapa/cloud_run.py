@@ -63,7 +63,9 @@ from mapa.run_view import View
 EXIT_SUSPENDED = 143  # as of a process that SIGTERM ended
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
-_KEPT_PAGES = {-1: 64 << 20, -3: 32 << 20}  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of mallopt
+_KEPT = 64 << 20  # bytes that it keeps at least
+_KEPT_VECTORS = 8  # of N parameters that it keeps, where these are more
 _ALLOCATIONS = 50_000  # between two looks for garbage
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
@@ -196,7 +198,7 @@ class CloudRun:
         SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for. Where the
         run is to be suspended, SIGTERM ends the process as a crash would, between two messages: SystemExit.
         """
-        _keep_pages()
+        _keep_pages(self.setting.model.dimension)
         with (
             on_signals(lambda number, _: self.loop.post(partial(self._signalled, number))),
             _few_collections(),
@@ -269,12 +271,15 @@ class CloudRun:
         view.refresh()
 
 
-def _keep_pages() -> None:
-    """Have glibc keep what is freed, 64 MiB at most: each update makes and frees a gradient and a model."""
+def _keep_pages(dimension: int) -> None:
+    """Have glibc keep what is freed: each update makes and frees a gradient and a model of N = `dimension` numbers.
+
+    None of them in pages of its own (M_MMAP_MAX), which it gives back at once: they cost more than all arithmetic.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:
-        for option, size in _KEPT_PAGES.items():
-            mallopt(option, size)
+        mallopt(_TRIM_THRESHOLD, min(max(_KEPT, _KEPT_VECTORS * 4 * dimension), 2**31 - 1))  # it takes an int
+        mallopt(_MMAP_MAX, 0)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,14 @@ NEEDS_FILES = (
 )
 
 
+def check_no_helpers(scenario: Scenario, command: str) -> None:
+    """Refuse [secure] where a command starts no helpers: its cloud would wait for them for ever."""
+    if scenario.secure is not None:
+        raise ConfigurationError(
+            f"secure.at_least = {scenario.secure.at_least}: `mapa {command}` starts no helpers yet; `mapa run` does"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
     """Files in place of a data set that all hold."""

@@ -28,6 +28,7 @@ FORMAT = 1
 FOLDER = "checkpoints"  # of a run's directory
 _STATE, _ARRAYS = "state.json", "arrays.safetensors"
 _MOST_ARRAYS = 1 << 32  # bytes: x and its copies, 4 bytes a parameter
+_AS_IT_IS = frozenset((str, int, bool, type(None)))  # a thousand edges make fifty thousand of them
 _KEPT = 2  # generations, beside the first one where the log is kept
 
 
@@ -145,15 +146,21 @@ class Checkpoints:
 
 
 def _without_arrays(value: Any, path: str, arrays: dict[str, Any]) -> Any:
+    if isinstance(value, list | tuple):
+        return [
+            one if type(one) in _AS_IT_IS else _without_arrays(one, f"{path}.{number}", arrays)
+            for number, one in enumerate(value)
+        ]
+    if isinstance(value, Mapping):
+        return {
+            key: one if type(one) in _AS_IT_IS else _without_arrays(one, f"{path}.{key}".lstrip("."), arrays)
+            for key, one in value.items()
+        }
     if isinstance(value, np.ndarray):
         arrays[path] = value
         return {"$": "array", "name": path}
     if isinstance(value, float) and not math.isfinite(value):
         return {"$": "float", "value": repr(value)}
-    if isinstance(value, Mapping):
-        return {key: _without_arrays(one, f"{path}.{key}".lstrip("."), arrays) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_arrays(one, f"{path}.{number}", arrays) for number, one in enumerate(value)]
     return value
 
 

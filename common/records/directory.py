@@ -224,4 +224,4 @@ def ordered(content: bytes) -> bytes:
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + content[end:]
+    return b"".join((len(header).to_bytes(8, "little"), header, memoryview(content)[end:]))

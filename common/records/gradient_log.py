@@ -47,6 +47,7 @@ HEAD_BYTES = _HEAD.size + 4
 _FRONT_BYTES = _FRONT.size + 4  # 32
 LARGEST_BODY = 1 << 28  # bytes: MQTT has no larger message
 _KEPT = 1 << 24  # bytes of a segment in memory
+_AT_ONCE = 1 << 22  # bytes of a removed segment that are given back together, at least
 _MOST_MARKS = 256  # behind a torn record
 
 
@@ -157,7 +158,8 @@ class LogWriter:
         self.power = power
         self.segment = segment
         self._run = (incarnation, dimension)
-        self._descriptor = -1
+        self._descriptor = self._spare = -1
+        self._spared = self._shrunk = 0  # bytes of the removed segment; `size` when it was last made shorter
         self.size = 0  # bytes of whole records, with the head
         self.records = 0  # in this segment
         self._open()
@@ -182,6 +184,8 @@ class LogWriter:
             raise self._failure(error) from error
         self.size += size
         self.records += 1
+        if self._spared and self.size - self._shrunk > _AT_ONCE:
+            self._shrink()
 
     def sync(self) -> None:
         """Wait until everything written so far survives a power failure."""
@@ -197,12 +201,29 @@ class LogWriter:
         self._open()
 
     def remove_before(self, segment: int) -> None:
-        """Remove the segments before this one."""
+        """Remove the segments before this one; the space of the last goes little by little, as the open one grows.
+
+        So its memory is written again while it is warm, and no update waits for the end of a large file.
+        """
         for path in self.folder.glob("*.seg"):
             if path.stem.isdecimal() and int(path.stem) < segment:
-                path.unlink(missing_ok=True)
+                self._close_spare()
+                self._spare = os.open(path, os.O_WRONLY)  # nameless, it ends with this process at the latest
+                path.unlink()
+                self._spared, self._shrunk = os.fstat(self._spare).st_size, self.size
+
+    def _shrink(self) -> None:
+        """Shorten the removed segment by what was written since."""
+        self._spared, self._shrunk = max(0, self._spared - (self.size - self._shrunk)), self.size
+        os.ftruncate(self._spare, self._spared)
+
+    def _close_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare, self._spared = -1, 0
 
     def close(self) -> None:
+        self._close_spare()
         if self._descriptor < 0:
             return
         try:
@@ -227,7 +248,8 @@ class LogWriter:
                 with contextlib.suppress(OSError):
                     self.path.unlink()
             raise self._failure(error) from error
-        self.size, self.records = len(head), 0
+        self.size = self._shrunk = len(head)
+        self.records = 0
 
     def _failure(self, error: OSError) -> RecordsError:
         return RecordsError(f"{self.path}: cannot be written: {error.strerror or error}")

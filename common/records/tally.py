@@ -136,6 +136,10 @@ class EdgeTally:
     joins: int = 0
     gone: str = ""  # reason, while it is gone
 
+    def plain(self) -> dict[str, Any]:
+        """Return what `asdict` would, in a third of the time."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
     def row(self, edge: int) -> dict[str, Any]:
         return {
             "edge": edge,
@@ -241,7 +245,7 @@ class Tally:
         return {
             "updates": self.updates,
             "staleness": [list(pair) for pair in self.staleness.items()],
-            "edges": [[k, asdict(edge)] for k, edge in self.edges.items()],
+            "edges": [[k, edge.plain()] for k, edge in self.edges.items()],
             "refused": [list(pair) for pair in self.refused.items()],
             "stages": self.stages,
             "evaluations": [

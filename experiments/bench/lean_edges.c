@@ -193,6 +193,8 @@ static void join(struct edge *edge, int k, const char *run, struct sockaddr_in *
     at = put_text(at, model);
     *at++ = 0; /* QoS 0 */
     send_all(edge, packet, at - packet);
+    /* a broker that greets has accepted: beyond its backlog the next one would wait a second for its SYN's repetition */
+    if (recv(edge->fd, packet, 4, MSG_WAITALL) != 4 || packet[0] != 0x20 || packet[3]) fail("greeting");
     say_hello(edge);
     if (fcntl(edge->fd, F_SETFL, O_NONBLOCK)) fail("fcntl");
     watch(edge, EPOLL_CTL_ADD, EPOLLIN);

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.bed import cloud_bed, cores, held_by, on_cores, repeating
+from experiments.bench.edges import clock_of
 from experiments.bench.rounds import Case, Figures, Ratio, Turn
 from mapa.commands.dashboard import page_beside
 
@@ -37,6 +38,7 @@ _STEAL_LOOK = 0.02  # seconds between two looks at it
 _TICKS = os.sysconf("SC_CLK_TCK")
 _VIEWS = ("fleet", "training", "staleness", "privacy", "traffic", "events")  # by their keys
 _EACH = 5.0  # seconds in a view
+_BEGINNING = 15.0  # seconds in which the page's server reads what is there, and computes ε
 _SCREEN = {"width": 1280, "height": 900}
 _TIMED = """
 window.seen = { inputs: [], long: [] };
@@ -138,6 +140,16 @@ class Watched:
     tasks: list[float] = field(default_factory=list)  # the processor's time of each of the tab's tasks, in ms
     heaps: list[float] = field(default_factory=list)  # MB
     tabs: list[tuple[float, float]] = field(default_factory=list)  # own and resident MB
+    served: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # (when, the server's seconds of processor)
+
+    def server_share(self, begin: float, end: float) -> float:
+        """Return the server's share of a processor in % between two times, which count from the page's opening."""
+        times = [when - self.served[0][0] for when, _ in self.served]
+        end = min(end, times[-1])
+        used = np.diff(np.interp((begin, end), times, [spent for _, spent in self.served]))
+        return 100 * float(used[0]) / (end - begin)
 
     def slowest(self, stolen: Stolen = NOTHING_STOLEN, processors: set[int] | None = None) -> float:
         """Return the slowest answer to an input in ms; with `stolen`, without what the host took meanwhile."""
@@ -172,6 +184,8 @@ def page_cases(minutes: float) -> Iterator[Case]:
         Ratio("slowest input ms", "the page", at_most=100),
         Ratio("longest task ms", "the page", at_most=50),
         Ratio("own MB", "the page", at_most=200),
+        Ratio("server's first 15 s %", "the page", at_most=15),
+        Ratio("server %", "the page", at_most=10),
     )
     name = f"page, {minutes:g} min, {_EDGES} edges; without what the host took, unless said"
     empty: list[Figures] = []
@@ -202,7 +216,7 @@ def _page(minutes: float, empty: list[Figures]) -> Figures:
         try:
             with repeating(recorded.look, _LOOK), repeating(stolen.look, _STEAL_LOOK):
                 address = f"{beside.address}#/run/{run.name}/fleet"
-                seen = _watched(browser, address, recorded, minutes * 60)
+                seen = _watched(browser, address, recorded, minutes * 60, clock_of(beside.child.pid))
                 unused = _watched_empty(browser, minutes * 6)
         finally:
             browser.close()
@@ -224,6 +238,8 @@ def _page(minutes: float, empty: list[Figures]) -> Figures:
         "own MB": own,
         "resident MB": resident,
         "heap MB": max(seen.heaps),
+        "server's first 15 s %": seen.server_share(0, _BEGINNING),
+        "server %": seen.server_share(_BEGINNING, math.inf),
         "updates/s": (last - first) / (ended - began),
         "host took %": 100 * stolen.share,
     }
@@ -242,11 +258,12 @@ def _watched_empty(browser: Any, seconds: float) -> Watched:
     return _timed(page, Watched())
 
 
-def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> Watched:
+def _watched(browser: Any, address: str, recorded: Recorded, seconds: float, server: int) -> Watched:
     """Return how a live run's page was over the time, and in a traced round through its views."""
     page, found = browser.new_context(viewport=_SCREEN).new_page(), Watched()
     page.add_init_script(_TIMED)
     opened = time.monotonic()
+    found.served.append((opened, time.clock_gettime(server)))
     page.goto(address)
     page.locator("main .view").wait_for()
     control, metrics = browser.new_browser_cdp_session(), page.context.new_cdp_session(page)
@@ -259,6 +276,7 @@ def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> 
         found.tabs.append(_tab(control))
         for _ in _used(page, min(_EACH, seconds - step * _EACH)):
             shown, looked = int(figure.inner_text().replace(",", "")), time.monotonic()
+            found.served.append((looked, time.clock_gettime(server)))
             found.waits.append((max(opened, looked - recorded.lag(shown, looked)), looked))
     _timed(page, found)
     browser.start_tracing(

@@ -26,7 +26,7 @@ from mapa.brokers import find_mosquitto
 from mapa.chaos.faults import BROKER, CLOUD, Bounds, Fault, FaultKind, Injector
 from mapa.chaos.verdict import Ended, Evidence, ModelWatch, gather, verdict
 from mapa.cloud_run import Setting
-from mapa.run_parts import NEEDS_FILES
+from mapa.run_parts import NEEDS_FILES, check_no_helpers
 from mapa.scenario_files import load_scenario
 
 FAILED = 1  # exit code of a program that cannot write
@@ -81,6 +81,7 @@ def plan_of(
         raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
     settings = [*changes, *([] if iterations is None else [f"iterations={iterations}"])]
     _, scenario = load_scenario(name, settings, edges=edges)
+    check_no_helpers(scenario, "chaos")
     if scenario.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
     setting = Setting.of(scenario, data_dir)

@@ -25,7 +25,7 @@ from mapa.commands.options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.output import progress_console
 from mapa.process_run import dotted_paths, permitted
-from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
+from mapa.run_parts import NEEDS_FILES, check_no_helpers, edge_data_bytes, parameters_of
 from mapa.run_view import report
 from mapa.scenario_files import find_scenario
 from mapa.scenario_patterns import PREFIX, line_of, recipe_names
@@ -73,6 +73,7 @@ def containers_command(
 
     faults = [parse_container_fault(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
+    check_no_helpers(resolved, "containers")
     if resolved.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
     needed = max((max(fault.edges, fault.edge) for fault in faults), default=0)

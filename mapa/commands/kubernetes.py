@@ -18,7 +18,7 @@ from mapa.commands import options
 from mapa.commands.containers import for_a_container, image_for, memory_for, message_limit, variables_of
 from mapa.commands.options import ScenarioOptions
 from mapa.output import progress_console
-from mapa.run_parts import NEEDS_FILES, edge_data_bytes
+from mapa.run_parts import NEEDS_FILES, check_no_helpers, edge_data_bytes
 from mapa.run_view import report
 from mapa.runs import NewRun
 
@@ -50,6 +50,7 @@ def kubernetes_command(
     from mapa.kubernetes_run import MANIFESTS, Fleet, Namespace, followed, removed_afterwards
 
     name, resolved = changed.load(scenario)
+    check_no_helpers(resolved, "kubernetes")
     if resolved.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
     message = message_limit(resolved, options.data_dir_or_default(None))

@@ -286,7 +286,10 @@ class _Simulation:
                 self.records.fact(effect, self.clock)
             else:
                 self.perform(effect)
-        while (edge_id := next((one for one in self.held if not self.is_held(one)), None)) is not None:
+        while self.held:
+            edge_id = next((one for one in self.held if not self.is_held(one)), None)
+            if edge_id is None:
+                return
             self.held.remove(edge_id)
             self.perform(self.server.send(self.server.edges[edge_id]))
 

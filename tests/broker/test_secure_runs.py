@@ -167,3 +167,20 @@ def test_mapa_run_starts_the_helpers_too(tmp_path: Path) -> None:
     assert len(list(records.glob("helper-*.log"))) == 4
     for log in records.glob("helper-*.log"):
         assert "its keys are destroyed" in log.read_text()
+
+
+@pytest.mark.parametrize("command", ["containers", "kubernetes", "chaos"])
+def test_a_command_that_starts_no_helpers_refuses_sums_by_name(tmp_path: Path, command: str) -> None:
+    words = ["--set", "secure.at_least=3", "--set", "privacy.colluding=2"]
+    words += [
+        "--set",
+        "algorithm.name=constant",
+        "--set",
+        "algorithm.first_clip=1",
+        "--set",
+        "algorithm.rate=1",
+    ]
+    words += ["--set", "privacy.noise_multiplier=2", "--set", "privacy.noise=gaussian"]
+    done = run_as_user(tmp_path, command, "quickstart", *words)
+    assert done.returncode == 2, done.stderr
+    assert f"`mapa {command}` starts no helpers yet" in done.stderr

@@ -73,6 +73,34 @@ ENTRIES = [
 ]
 
 
+def test_a_removed_segment_gives_its_space_back_as_fast_as_the_open_one_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, shorten = [], os.ftruncate
+
+    def watched(descriptor: int, size: int) -> None:
+        shorten(descriptor, size)
+        left.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(gradient_log, "_AT_ONCE", 0)
+    monkeypatch.setattr(os, "ftruncate", watched)
+    log = LogWriter(tmp_path, 7, N, 1, power=False)
+    for number in range(3):
+        log.append(*gradient(number))
+    assert not left  # nothing is removed yet
+    whole = log.size
+    log.next_segment()
+    log.remove_before(2)
+    assert [path.name for path in LogReader(tmp_path, 1).segments] == ["000002.seg"]
+    began = log.size
+    for number in range(4):
+        log.append(*gradient(number))
+        assert left[-1] == max(0, whole - (log.size - began))
+    assert left[-1] == 0
+    log.close()
+    assert len(list(LogReader(tmp_path, 2))) == 4
+
+
 @pytest.mark.parametrize("per_segment", [1, 3, 100])
 def test_what_is_written_is_read_in_order_over_segments(tmp_path: Path, per_segment: int) -> None:
     written(tmp_path, ENTRIES, per_segment)

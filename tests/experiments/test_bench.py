@@ -201,6 +201,12 @@ def test_events_that_waited_together_are_one_moment() -> None:
     assert Watched().moments(Stolen(), {0}) == 0
 
 
+def test_the_share_of_the_pages_server_counts_from_its_opening() -> None:
+    seen = Watched(served=[(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (75.0, 3.9)])
+    assert seen.server_share(0, 15) == pytest.approx(10)
+    assert seen.server_share(20, 1e9) == pytest.approx(2)
+
+
 # -- the slope of a soak ------------------------------------------------------------------------------
 
 
