@@ -11,21 +11,12 @@ PANELS = {  # the options of each panel, by parameter; all others stand under "O
     "Scenario": ("changes", "seed", "edges", "iterations", "links", "devices"),
     "Privacy": (
         *("epsilon", "noise_multiplier", "noise", "noise_parameter", "total_epsilon", "total_delta"),
-        *("releases", "replace_budget"),
+        *("least_in_sums", "releases", "replace_budget"),
     ),
     "Broker": (
         *("broker", "run", "identity", "enrol", "accounts", "broker_username", "broker_password_file"),
-        *(
-            "tls",
-            "tls_ca",
-            "tls_cert",
-            "tls_key",
-            "authentic",
-            "plain_password",
-            "connect_timeout",
-            "link",
-            "coding",
-        ),
+        *("tls", "tls_ca", "tls_cert", "tls_key", "authentic", "plain_password", "connect_timeout"),
+        *("link", "coding"),
     ),
     "Records of your own": ("edge_data", "data_name", "take_data", "forget_account", "new_schema"),
     "What a run may ask": ("allow", "code", "allow_seed", "allow_unprotected", "most_local_steps"),
@@ -34,20 +25,12 @@ PANELS = {  # the options of each panel, by parameter; all others stand under "O
 _PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 _FURTHER = frozenset(  # of a command with many options, what only --help-all shows
     (
-        *(
-            "tls",
-            "tls_ca",
-            "tls_cert",
-            "tls_key",
-            "authentic",
-            "plain_password",
-            "connect_timeout",
-            "broker_username",
-        ),
-        *("broker_password_file", "coding", "metrics_port", "metrics_address", "noise_parameter", "noise"),
-        *("devices", "total_delta", "gather"),
-        *("replace_budget", "data_name", "take_data", "forget_account", "new_schema", "allow", "allow_seed"),
-        *("code", "most_local_steps", "verbose", "debug"),
+        *("tls", "tls_ca", "tls_cert", "tls_key", "authentic", "plain_password"),
+        *("connect_timeout", "broker_username", "broker_password_file", "coding", "metrics_port"),
+        *("metrics_address", "noise_parameter", "noise", "devices", "total_delta", "gather"),
+        *("replace_budget", "data_name", "take_data", "forget_account", "new_schema", "allow"),
+        *("allow_seed", "code", "most_local_steps", "verbose", "debug", "least_in_sums"),
+        *("suspend",),
     )
 )
 _MANY = 25  # options of a command
