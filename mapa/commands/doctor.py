@@ -68,6 +68,7 @@ _ABOUT = {
     "mlflow": "mapa export --to mlflow",
     "browser": "tests and pictures of the page in Chromium",
     "docs": "make docs",
+    "fuzz": "mutants that coverage guides: python -m tests.hostile.guided",
 }
 _BASIC_PARTS = ("embedded", "privacy", "mnist-5k")  # quickstart needs its data, and a statement of privacy
 _PORTS = {

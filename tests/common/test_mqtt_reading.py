@@ -21,7 +21,8 @@ def test_what_tls_holds_is_read_though_no_selector_tells_of_it(reads: int, packe
     turns: list[Callable[[], None]] = []
     loop.post.side_effect = turns.append
     channel = MqttChannel(MqttOptions(address=BrokerAddress("127.0.0.1", 1), client_id="c"), loop)
-    stream = Mock(spec=PacketStream, ended=False, skipped=0, for_paho=False, retained=False, unsent=0)
+    plain = {"ended": False, "skipped": 0, "for_paho": False, "retained": False, "unsent": 0}
+    stream = Mock(spec=PacketStream, framed=True, **plain)
     left, waiting, got = reads, 0, []
 
     def fill() -> bool:

@@ -52,7 +52,10 @@ def test_a_folder_of_identities(tmp_path: Path) -> None:
         (tmp_path / "lab-0").mkdir(exist_ok=True)
         (tmp_path / "lab-0" / name).touch()
     (only,) = accounts_in(tmp_path, Credentials()).values()
-    assert only == Credentials(tls=TlsFiles.identity(tmp_path / "lab-0"))
+    files = TlsFiles.identity(tmp_path / "lab-0")
+    assert only == Credentials(tls=files, identity=tmp_path / "lab-0")
+    (unproven,) = accounts_in(tmp_path, Credentials(), authentic=False).values()
+    assert unproven == Credentials(tls=files)
     (tmp_path / "lab-0" / "ca.pem").unlink()
     with pytest.raises(ConfigurationError, match=r"ca\.pem.*no such file"):
         accounts_in(tmp_path, Credentials())
