@@ -77,11 +77,11 @@ def plan_of(
     """Return what is run; raise ConfigurationError if it cannot be run, or not be judged."""
     if not hasattr(resource, "prlimit") or not Path("/proc").is_dir() or os.name != "posix":
         raise ConfigurationError("mapa chaos: needs Linux (prlimit, /proc)")
-    if not containers and find_mosquitto() is None:
-        raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
     settings = [*changes, *([] if iterations is None else [f"iterations={iterations}"])]
     _, scenario = load_scenario(name, settings, edges=edges)
     check_no_helpers(scenario, "chaos")
+    if not containers and find_mosquitto() is None:
+        raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
     if scenario.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
     setting = Setting.of(scenario, data_dir)
