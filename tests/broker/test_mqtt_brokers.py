@@ -291,10 +291,11 @@ def ended(client: Any, expected: bool, probe: Probe, hearer: Any) -> bool:
 
 def trains(broker: Broker, folder: Path) -> bool:
     """Train with two edges of which one is killed on the way; return whether its will was told and T is reached."""
-    with open_testbed(broker.address, folder, scenario(edges=2, iterations=200), edges_at_least=2) as bed:
+    values = scenario(edges=2, iterations=400, links=[{"delay_ms": 5.0}])  # else it ends before the kill
+    with open_testbed(broker.address, folder, values, edges_at_least=2) as bed:
         killed, _ = bed.edge(), bed.edge()
         bed.at(lambda: bed.updates > 20, killed.kill)
         bed.wait(lambda: bool(bed.events("edge_gone")))
         summary = bed.finish()
         (gone,) = bed.events("edge_gone")
-        return (gone["reason"], summary["reason"], summary["updates"]) == ("lost", "finished", 200)
+        return (gone["reason"], summary["reason"], summary["updates"]) == ("lost", "finished", 400)
