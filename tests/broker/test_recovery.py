@@ -87,7 +87,8 @@ def test_resuming_is_refused_where_it_makes_no_sense(mosquitto: Broker, tmp_path
 def test_a_suspended_cloud_leaves_its_run_to_the_next_one(mosquitto: Broker, tmp_path: Path) -> None:
     """SIGTERM, by which an engine moves a container, twice; without --suspend it would end the run."""
     reached = ("--broker", str(mosquitto.address))
-    with lab(mosquitto, tmp_path, "--suspend", "--set", "iterations=800") as (cloud, edges):
+    slowly = ("--set", "links=[{delay_ms = 5.0}]")  # else it ends before the signal comes
+    with lab(mosquitto, tmp_path, "--suspend", "--set", "iterations=800", *slowly) as (cloud, edges):
         eventually(lambda: journal_has(tmp_path / "runs", '"t": 100,'), "a hundred updates")
         cloud.send_signal(signal.SIGTERM)
         assert cloud.wait(PATIENCE) == 143

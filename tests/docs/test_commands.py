@@ -114,8 +114,15 @@ WHY = [
     ),
     Why(
         "trains with another process only, at a broker of the reader's own",
-        ("mapa cloud quickstart --broker …", "mapa edge --broker 127.0.0.1 …"),
         (
+            "mapa cloud quickstart --broker …",
+            "mapa edge --broker 127.0.0.1 …",
+            "mapa cloud my.toml --broker HOST:PORT …",
+            "mapa helper --broker HOST:PORT …",
+            "mapa edge --broker HOST:PORT …",
+        ),
+        (
+            "broker/test_secure_runs.py::test_a_run_with_secure_sums_trains_and_destroys_its_helpers_keys",
             "broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",
             "broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",
         ),
