@@ -62,7 +62,7 @@ class SetNamed(NamedTuple):
 
 
 class SumOpened(NamedTuple):
-    """The sum of a set; whoever has the log's masked releases gets it from `masks`."""
+    """The sum of a set; from the masked releases and `masks`."""
 
     releases: tuple[Release, ...]
     versions: tuple[int, ...]  # that the edges read

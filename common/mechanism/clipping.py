@@ -44,7 +44,7 @@ class Clipping(Part):
         raise NotImplementedError
 
     def length_over_clip(self, rows: float, batch_size: int) -> float:
-        """Return the length in L2 of what `clip` makes of so many rows, at most, in units of C; ∞: not known."""
+        """Return the largest L2 length of what `clip` makes of this many rows, in units of C; ∞: not known."""
         return rows / batch_size if self.bounds_each_sample else math.inf
 
     def fitted(self, feature_length: float) -> Self:  # noqa: ARG002

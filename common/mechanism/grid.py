@@ -89,7 +89,7 @@ def _table() -> _Table:
 
 
 def _numbers(count: int, bits: np.random.BitGenerator) -> Integers:
-    """Return so many independent rint(N(0, 128²)), by 64 random bits each, and 128 more in a tie."""
+    """Return `count` independent rint(N(0, 128²)), by 64 random bits each, and 128 more in a tie."""
     table = _table()
     raw: npt.NDArray[np.uint64] = bits.random_raw(count)
     column = (raw & np.uint64((1 << _COLUMN_BITS) - 1)).astype(np.intp)
